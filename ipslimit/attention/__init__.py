@@ -1,0 +1,182 @@
+"""The one attention kernel: the field of a measure over heads, and its transpose.
+
+    f(x_i, X; theta) = O sum_j a_ij (V x_j + bV) + bO
+    a_ij = softmax_j( <Q x_i + bQ, K x_j + bK> / sqrt(m) )          (j <= i if causal)
+    Gamma(X; nu) = sum_h w_h f(., X; theta_h)
+
+This is the only place in the project where attention is computed: the particle transformer,
+the limit solver and every optimizer call these two functions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..checks import require_same, require_tensor
+from ..heads import Heads
+from . import eager
+
+__all__ = ["attention_field", "attention_vjp"]
+
+
+def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torch.Tensor:
+    """The attention field Gamma(x; nu), differentiable (once) in x and in the heads.
+
+    Parameters
+    ----------
+    x : tensor, shape (..., B, N, d)
+        B contexts of N tokens. Leading dimensions (seeds, layers, depth nodes) broadcast
+        against those of `heads`.
+    heads : Heads
+        With weights; a head of weight 0 costs as much as any other.
+    causal : bool
+        Token i attends to tokens j <= i only.
+
+    Returns
+    -------
+    tensor, shape (..., B, N, d)
+        In the dtype and on the device of x. If gradients are being recorded and x or the heads
+        require them, the result carries a gradient computed by `attention_vjp`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For shapes, dtypes or devices that do not fit together. Non-finite entries are not
+        looked for: a diverged seed must not stop its batch mates, whose results it cannot touch.
+
+    Notes
+    -----
+    Temporaries are bounded by `eager.TEMPORARY_BUDGET`: see there. Source: Gibson & Reisinger,
+    arXiv:2605.11059 (the weights and biases are our reading).
+    """
+    _check(x, heads, causal)
+    if torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (x, heads.packed, heads.weights)
+    ):
+        return _Attention.apply(x, heads.packed, heads.weights, heads.layout, causal)
+    lead, flat_x, flat_heads = _flatten(x, heads)
+    field = eager.field(flat_x, flat_heads.packed, flat_heads.weights, heads.layout, causal)
+    return field.reshape(lead + x.shape[-3:])
+
+
+def attention_vjp(
+    x: torch.Tensor,
+    heads: Heads,
+    cotangent: torch.Tensor,
+    causal: bool = False,
+    *,
+    with_heads: bool = True,
+) -> tuple[torch.Tensor, Heads | None]:
+    """Transpose of the field's derivative, written by hand: no autograd graph is built.
+
+    Parameters
+    ----------
+    x, heads, causal
+        As in `attention_field`.
+    cotangent : tensor, shape (..., B, N, d)
+        Broadcasts to the shape of the field.
+    with_heads : bool
+        Leave out the head derivatives (`dheads` is None) where only `dx` is needed.
+
+    Returns
+    -------
+    dx : tensor, shape of x
+        Derivative of sum(cotangent * field) in x, summed over dimensions x was broadcast along.
+    dheads : Heads
+        Its parameters are the derivative PER UNIT WEIGHT, that of sum(cotangent * f(.; theta_h)),
+        so a head of weight 0 has one too; times the weight it is the plain derivative. Its
+        `weights` are the derivative in the weights. Both are summed over contexts and over
+        dimensions the heads were broadcast along. `bk` is exactly zero: the softmax does not see
+        it, and Adam would amplify its rounding.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_field`.
+    """
+    _check(x, heads, causal)
+    require_tensor("cotangent", cotangent)
+    require_same("dtype", [("x", x), ("cotangent", cotangent)])
+    require_same("device", [("x", x), ("cotangent", cotangent)])
+    with torch.no_grad():
+        lead, flat_x, flat_heads = _flatten(x, heads)
+        shape = lead + x.shape[-3:]
+        try:
+            flat_cotangent = cotangent.expand(shape).reshape(flat_x.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"cotangent must broadcast to the field's shape {tuple(shape)}; got "
+                f"{tuple(cotangent.shape)}. Give one cotangent per token of x."
+            ) from None
+        dx, dpacked, dweights = eager.vjp(
+            flat_x, flat_heads.packed, flat_heads.weights, flat_cotangent,
+            heads.layout, causal, with_heads,
+        )  # fmt: skip
+        dx = dx.reshape(shape).sum_to_size(x.shape)
+        if not with_heads:
+            return dx, None
+        if heads.lead.numel() > 1:  # else the leading dimensions were summed as contexts
+            dpacked = dpacked.reshape(lead + dpacked.shape[1:]).sum_to_size(heads.packed.shape)
+            dweights = dweights.reshape(lead + dweights.shape[1:]).sum_to_size(heads.weights.shape)
+        dpacked = dpacked.reshape(heads.packed.shape)
+        return dx, Heads.from_packed(dpacked, dweights.reshape(heads.weights.shape), heads.layout)
+
+
+def _check(x: torch.Tensor, heads: Heads, causal: bool) -> None:
+    if not isinstance(heads, Heads):
+        raise TypeError(f"heads must be ipslimit.Heads; got {type(heads).__name__}. Build Heads.")
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False; got {causal!r}. Pass a bool.")
+    require_tensor("x", x)
+    if x.ndim < 3 or x.shape[-1] != heads.d or 0 in x.shape:
+        raise ValueError(
+            f"x must have shape (..., B, N, d) with B, N >= 1 and d={heads.d} as in heads; got "
+            f"{tuple(x.shape)}. A single context needs x[None]."
+        )
+    require_same("dtype", [("x", x), ("heads", heads.packed)])
+    require_same("device", [("x", x), ("heads", heads.packed)])
+
+
+def _flatten(x: torch.Tensor, heads: Heads) -> tuple[torch.Size, torch.Tensor, Heads]:
+    """Bring x to (R, B, N, d) and heads to (R, P, H), R counting the broadcast leading indices.
+
+    Heads shared by all leading indices of x take these as more contexts instead: R = 1.
+    """
+    try:
+        lead = torch.broadcast_shapes(x.shape[:-3], heads.lead)
+    except RuntimeError:
+        raise ValueError(
+            f"leading dimensions of x and heads must broadcast; got {tuple(x.shape[:-3])} of x "
+            f"{tuple(x.shape)} and {tuple(heads.lead)} of {heads!r}. Insert dimensions of size 1."
+        ) from None
+    if heads.lead.numel() == 1:
+        flat_heads = heads.map(lambda t: t.reshape(1, *t.shape[len(heads.lead) :]))
+        return lead, x.expand(lead + x.shape[-3:]).reshape(1, -1, *x.shape[-2:]), flat_heads
+    rows = lead.numel()
+    flat_heads = heads.map(
+        lambda t: t.expand(lead + t.shape[len(heads.lead) :]).reshape(
+            rows, *t.shape[len(heads.lead) :]
+        )
+    )
+    return lead, x.expand(lead + x.shape[-3:]).reshape(rows, *x.shape[-3:]), flat_heads
+
+
+class _Attention(torch.autograd.Function):
+    """The autograd face: forward is the field, backward the hand-written VJP."""
+
+    @staticmethod
+    def forward(ctx, x, packed, weights, layout, causal):
+        ctx.save_for_backward(x, packed, weights)
+        ctx.layout, ctx.causal = layout, causal
+        return attention_field(x, Heads.from_packed(packed, weights, layout), causal)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, cotangent):
+        x, packed, weights = ctx.saved_tensors
+        heads = Heads.from_packed(packed, weights, ctx.layout)
+        with_heads = any(ctx.needs_input_grad[1:3])
+        dx, dheads = attention_vjp(x, heads, cotangent, ctx.causal, with_heads=with_heads)
+        if not with_heads:
+            return dx, None, None, None, None
+        return dx, dheads.packed * weights.unsqueeze(-2), dheads.weights, None, None

@@ -1,0 +1,333 @@
+"""The interacting-particle transformer: L layers of H heads, residual branches scaled by 1/L.
+
+    x_{r+1} = x_r + Gamma(x_r; nu_r) / L        forward
+    p_r = p_{r+1} + (dGamma/dx)^T p_{r+1} / L   backward
+    theta <- U(theta, g)                        every head of every layer, g from x_r and p_{r+1}
+
+The forward sweep stores x only. The backward sweep computes p, the head gradients of one layer,
+and applies that layer's update at once, so gradients of more than one layer never exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from .attention import attention_field, attention_vjp
+from .checks import require_int, require_real, resolve_device
+from .heads import Heads
+from .problem import Problem
+from .rules import Rule
+
+
+@dataclasses.dataclass
+class ParticleRun:
+    """Trajectories of `train_particles`.
+
+    Attributes
+    ----------
+    x, p : dict step -> tensor (seeds, L+1, B, N, d)
+        Hidden states and costates (scaled by N, O(1)) on the training contexts.
+    probe_x, probe_p : dict step -> tensor (seeds, L+1, B', N, d)
+        The same on the probe contexts; empty without probes.
+    loss : tensor (seeds, steps+1)
+        J before each step and after the last.
+    probe_loss : dict step -> tensor (seeds,)
+    heads : dict step -> Heads with leading dimensions (seeds, L)
+    counts : tensor (seeds, L, M) of int64, or None
+        Draws of each atom; None for laws without atoms and for the whole law.
+    atoms : tensor (seeds, L, K) of int64, or None
+        Which atom each stored head started from.
+    diverged : tensor (seeds,) of bool
+        Seeds whose hidden states, costates or loss became NaN or infinite. From then on their
+        heads are frozen, and what they give is recorded as it comes, non-finite.
+    diverged_at : tensor (seeds,) of int64
+        The training step at which that was seen; -1 where it was not.
+    status : str
+        "ok", or "n of m seeds diverged".
+    cost : dict
+        "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
+    depth, head_count, seeds, root_seed
+        Of the run; head_count is inf for the whole law.
+    """
+
+    depth: int
+    head_count: float
+    seeds: tuple[int, ...]
+    root_seed: int
+    loss: torch.Tensor
+    diverged: torch.Tensor
+    diverged_at: torch.Tensor
+    counts: torch.Tensor | None = None
+    atoms: torch.Tensor | None = None
+    x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    probe_x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    probe_p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    heads: dict[int, Heads] = dataclasses.field(default_factory=dict)
+    cost: dict[str, int] = dataclasses.field(default_factory=lambda: {"field": 0, "vjp": 0})
+
+    @property
+    def status(self) -> str:
+        count = int(self.diverged.sum())
+        return f"{count} of {len(self.seeds)} seeds diverged" if count else "ok"
+
+
+def train_particles(
+    problem: Problem,
+    rule: Rule,
+    depth: int,
+    heads: int | None,
+    steps: int,
+    seeds: int | Iterable[int] = 1,
+    root_seed: int = 0,
+    record: Iterable[int] | None = None,
+    residual_exponent: float = 1.0,
+    device: object = "auto",
+    *,
+    nodes: int = 1024,
+    nodes_seed: int = 0,
+) -> ParticleRun:
+    """Train L-layer, H-head transformers, all seeds at once, by full-batch steps of `rule`.
+
+    Parameters
+    ----------
+    problem : Problem
+    rule : Rule
+        `SGD`, `AdamW`, `BlockAdamW`, ...
+    depth : int
+        L.
+    heads : int or None
+        H, heads per layer, drawn i.i.d. from `problem.law`. None is H = infinity: every layer
+        holds the whole law; there is then no randomness and a single seed is the answer.
+    steps : int >= 0
+    seeds : int n (seeds 0..n-1) or a sequence of seed indices
+    root_seed : int >= 0
+        The draws of a seed depend on (root_seed, L, H, seed index) alone.
+    record : steps at which x, p and heads are kept
+        The last step by default.
+    residual_exponent : float
+        Residual branches are scaled by L^-residual_exponent; only 1 has the ODE limit.
+    device : "auto", "cpu", "cuda" or "cuda:i"
+    nodes, nodes_seed : int
+        For heads=None with a sampled law: its quadrature, `law.nodes(nodes, nodes_seed)`.
+
+    Returns
+    -------
+    ParticleRun
+
+    Raises
+    ------
+    TypeError, ValueError
+        For bad arguments. A run that diverges does not raise: its seeds are flagged.
+
+    Notes
+    -----
+    With `Atoms` the H draws are kept as min(H, M) distinct heads with multinomial weights, which
+    is exact (see `Atoms`).
+    """
+    require_problem(problem, rule)
+    depth = require_int("depth", depth)
+    if heads is not None:
+        heads = require_int("heads", heads)
+    steps = require_int("steps", steps, 0)
+    seeds = _seed_indices(seeds)
+    root_seed = require_int("root_seed", root_seed, 0)
+    record = recorded_steps(record, steps)
+    residual_exponent = require_real("residual_exponent", residual_exponent)
+    device = resolve_device(device)
+
+    counts = atoms = None
+    if heads is None:
+        if len(seeds) > 1:
+            raise ValueError(
+                f"seeds must be a single seed with heads=None, the whole law in every layer, where "
+                f"nothing is random; got {len(seeds)} seeds. Use seeds=1."
+            )
+        whole = problem.law.nodes(nodes, nodes_seed).heads.to(problem.dtype)
+        start = whole.map(lambda t: t.expand(depth, 1, *t.shape))
+    else:
+        draws = [
+            problem.law.draw(heads, depth, draw_generator(root_seed, depth, heads, s), problem.dtype)
+            for s in seeds
+        ]
+        start = Heads.from_packed(
+            torch.stack([draw.packed for draw in draws], dim=1),
+            torch.stack([draw.weights for draw in draws], dim=1),
+            problem.law.layout,
+        )
+        if draws[0].counts is not None:
+            counts = torch.stack([draw.counts for draw in draws])
+            atoms = torch.stack([draw.atoms for draw in draws])
+    run = ParticleRun(
+        depth=depth,
+        head_count=float("inf") if heads is None else heads,
+        seeds=seeds,
+        root_seed=root_seed,
+        loss=torch.empty(len(seeds), steps + 1, dtype=problem.dtype, device=device),
+        diverged=torch.zeros(len(seeds), dtype=torch.bool, device=device),
+        diverged_at=torch.full((len(seeds),), -1, device=device),
+        counts=counts,
+        atoms=atoms,
+    )
+    return train_from(start, problem, rule, steps, record, run, residual_exponent, device)
+
+
+def train_from(
+    start: Heads,
+    problem: Problem,
+    rule: Rule,
+    steps: int,
+    record: Sequence[int],
+    run: ParticleRun,
+    residual_exponent: float = 1.0,
+    device: object = "cpu",
+) -> ParticleRun:
+    """Train from given heads with leading dimensions (L, seeds), filling `run`."""
+    heads = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
+    state = {name: t.contiguous() for name, t in rule.init(heads).items()}
+    sweep = _Sweep(heads, problem, residual_exponent, run.cost)
+    contexts, targets = problem.contexts.to(device), problem.targets.to(device)
+    for step in range(steps + 1):
+        keep = step in record
+        if keep:
+            run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
+            if problem.probes:
+                _record_probes(sweep, problem, run, step, device)
+        x = sweep.forward(contexts)
+        loss, p_end = problem.loss_and_costate(x[-1], targets)
+        run.loss[:, step] = loss
+        _flag(run, step, torch.isfinite(x[-1]).flatten(1).all(1) & torch.isfinite(loss))
+        if not keep and step == steps:
+            break
+        update = None
+        if step < steps:
+            alive = ~run.diverged
+            update = _LayerUpdate(heads, state, rule, step + 1, problem.B * problem.N, alive)
+        p = sweep.backward(x, p_end, keep, update)
+        # p only ever adds up, so a non-finite costate anywhere shows at the first layer
+        _flag(run, step, torch.isfinite(p[0]).flatten(1).all(1))
+        if keep:
+            run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
+    return run
+
+
+class _Sweep:
+    """Forward and backward through the layers of heads (L, seeds)."""
+
+    def __init__(self, heads: Heads, problem: Problem, residual_exponent: float, cost: dict):
+        self.heads, self.causal, self.cost = heads, problem.causal, cost
+        self.depth = heads.lead[0]
+        self.seeds = heads.lead[1]
+        self.scale = float(self.depth) ** -residual_exponent
+
+    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
+        """All hidden states, (L+1, seeds, B, N, d)."""
+        x = contexts.new_empty(self.depth + 1, self.seeds, *contexts.shape)
+        x[0] = contexts
+        for r, layer in enumerate(self.heads):
+            torch.add(x[r], attention_field(x[r], layer, self.causal), alpha=self.scale, out=x[r + 1])
+        self.cost["field"] += self.depth
+        return x
+
+    def backward(self, x: torch.Tensor, p_end: torch.Tensor, keep: bool, update=None):
+        """Costates (L+1, seeds, B, N, d), or (1, ...) with p_0 alone if not `keep`."""
+        p = p_end
+        kept = torch.empty_like(x) if keep else None
+        if keep:
+            kept[-1] = p_end
+        for r in range(self.depth - 1, -1, -1):
+            layer = self.heads[r]
+            dx, gradient = attention_vjp(
+                x[r], layer, p, self.causal, with_heads=update is not None
+            )
+            if update is not None:
+                update(r, layer, gradient)
+            p = torch.add(p, dx, alpha=self.scale)
+            if keep:
+                kept[r] = p
+        self.cost["vjp"] += self.depth
+        return kept if keep else p[None]
+
+
+class _LayerUpdate:
+    """Apply the rule to one layer in place, leaving diverged seeds as they are."""
+
+    def __init__(self, heads: Heads, state: dict, rule: Rule, step: int, tokens: int, alive):
+        self.heads, self.state, self.rule, self.step = heads, state, rule, step
+        self.per_token = 1.0 / tokens
+        self.alive = None if bool(alive.all()) else alive
+
+    def __call__(self, r: int, layer: Heads, gradient: Heads) -> None:
+        gradient = gradient.map(lambda t: t * self.per_token)
+        old = {name: t[r] for name, t in self.state.items()}
+        new_layer, new = self.rule.update(layer, old, gradient, self.step)
+        self._store(layer.packed, new_layer.packed)
+        for name, t in old.items():
+            self._store(t, new[name])
+
+    def _store(self, where: torch.Tensor, value: torch.Tensor) -> None:
+        if self.alive is None:
+            where.copy_(value)
+        else:
+            where[self.alive] = value[self.alive]
+
+
+def _record_probes(sweep: _Sweep, problem: Problem, run: ParticleRun, step: int, device) -> None:
+    contexts, targets = (t.to(device) for t in problem.probes)
+    x = sweep.forward(contexts)
+    run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
+    p = sweep.backward(x, p_end, keep=True)
+    run.probe_x[step], run.probe_p[step] = x.transpose(0, 1), p.transpose(0, 1)
+
+
+def _flag(run: ParticleRun, step: int, finite: torch.Tensor) -> None:
+    fresh = ~finite & ~run.diverged
+    run.diverged |= fresh
+    run.diverged_at[fresh] = step
+
+
+def draw_generator(root_seed: int, depth: int, heads: int, seed: int) -> np.random.Generator:
+    """The random generator of one run's draws: a function of these four numbers alone."""
+    return np.random.default_rng(np.random.SeedSequence((root_seed, depth, heads, seed)))
+
+
+def require_problem(problem: object, rule: object) -> None:
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be ipslimit.Problem; got {type(problem).__name__}.")
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {rule!r}. "
+            "A class must be called first; a torch optimizer is not a rule."
+        )
+
+
+def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:
+    """Sorted distinct steps to record; the last one by default."""
+    if record is None:
+        return (steps,)
+    if isinstance(record, (str, bytes)) or not isinstance(record, Iterable):
+        raise TypeError(f"record must be a sequence of steps; got {record!r}. Use e.g. [0, {steps}].")
+    chosen = sorted({require_int("record", k, 0) for k in record})
+    if not chosen or chosen[-1] > steps:
+        raise ValueError(
+            f"record must name at least one step of 0..{steps}; got {chosen}. Raise steps, or "
+            "record earlier ones."
+        )
+    return tuple(chosen)
+
+
+def _seed_indices(seeds: int | Iterable[int]) -> tuple[int, ...]:
+    if isinstance(seeds, Iterable) and not isinstance(seeds, (str, bytes)):
+        indices = tuple(require_int("seeds", s, 0) for s in seeds)
+        if not indices or len(set(indices)) != len(indices):
+            raise ValueError(
+                f"seeds must be distinct indices, at least one; got {list(indices)}. "
+                "Repeated seeds would count the same draws twice."
+            )
+        return indices
+    return tuple(range(require_int("seeds", seeds)))

@@ -1,0 +1,152 @@
+"""What is trained: contexts, targets, the initial law of the heads, the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .checks import require_tensor
+from .laws import Law
+from .losses import MeanPooledSquaredError
+
+
+class Problem:
+    """A training problem, shared by the particle transformer and the limit.
+
+    Parameters
+    ----------
+    contexts : tensor, shape (B, N, d)
+        Training contexts X(0); full batch, so every step sees all of them.
+    targets : tensor, shape (B, d)
+        Or whatever the loss expects, with first dimension B.
+    law : Atoms, XavierUniform or TruncatedNormal
+        Initial law of the heads of every layer.
+    causal : bool
+        Token i attends to tokens j <= i only.
+    probes : (contexts, targets), optional
+        Contexts on which trajectories are compared but which are not trained on; their number may
+        differ, N and d may not.
+    loss : callable, optional
+        `loss(x, y) -> (..., B)` with x (..., B, N, d), of differentiable torch operations, each
+        context by itself; `MeanPooledSquaredError()` by default, see `ipslimit.losses`.
+
+    Attributes
+    ----------
+    B, N, d : int
+
+    Raises
+    ------
+    TypeError, ValueError
+        For shapes and dtypes that do not fit, non-finite entries, and a loss that does not return
+        one finite number per context.
+    """
+
+    def __init__(
+        self,
+        contexts: torch.Tensor,
+        targets: torch.Tensor,
+        law: Law,
+        causal: bool = False,
+        probes: tuple[torch.Tensor, torch.Tensor] | None = None,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ):
+        if not isinstance(law, Law):
+            raise TypeError(
+                f"law must be an initial law of heads; got {type(law).__name__}. Use "
+                "ipslimit.Atoms(heads), XavierUniform(d, m) or TruncatedNormal(d, m, std, bound)."
+            )
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False; got {causal!r}. Pass a bool.")
+        if loss is None:
+            loss = MeanPooledSquaredError()
+        if not callable(loss):
+            raise TypeError(
+                f"loss must be callable as loss(x, y) -> (..., B); got {type(loss).__name__}. "
+                "See ipslimit.losses."
+            )
+        self.law, self.causal, self.loss = law, causal, loss
+        self.contexts, self.targets = self._checked("contexts", contexts, targets)
+        self.probes = None
+        if probes is not None:
+            try:
+                probe_contexts, probe_targets = probes
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"probes must be a pair (contexts, targets); got {type(probes).__name__}. "
+                    "Give targets too: the costate on probes needs them."
+                ) from None
+            self.probes = self._checked("probes", probe_contexts, probe_targets)
+            if self.probes[0].shape[1:] != self.contexts.shape[1:]:
+                raise ValueError(
+                    f"probes must have N, d = {tuple(self.contexts.shape[1:])} as contexts have; "
+                    f"got {tuple(self.probes[0].shape[1:])}. Only the number of contexts may vary."
+                )
+            if self.probes[0].dtype != self.contexts.dtype:
+                raise TypeError(
+                    f"probes must have the dtype of contexts ({self.contexts.dtype}); got "
+                    f"{self.probes[0].dtype}. Convert them with .to(contexts.dtype)."
+                )
+
+    def _checked(self, name: str, contexts, targets) -> tuple[torch.Tensor, torch.Tensor]:
+        contexts = require_tensor(name, contexts, finite=True).detach()
+        if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.law.d:
+            raise ValueError(
+                f"{name} must have shape (B, N, d) with B, N >= 1 and d={self.law.d} as in "
+                f"{self.law!r}; got {tuple(contexts.shape)}. A single context needs x[None]."
+            )
+        check_targets = getattr(self.loss, "check_targets", None)
+        if check_targets:
+            targets = check_targets(contexts, targets)
+        targets = torch.as_tensor(targets).detach()
+        value = self.loss(contexts, targets)
+        expected = (contexts.shape[0],)
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
+            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(
+                f"loss must return one value per context, shape {expected}, for {name} of shape "
+                f"{tuple(contexts.shape)}; got {got}. Do not average over contexts in it."
+            )
+        if not torch.isfinite(value).all():
+            raise ValueError(
+                f"loss must be finite on {name} themselves (the untrained identity network); got "
+                f"{value.tolist()}. Check targets."
+            )
+        return contexts, targets
+
+    @property
+    def B(self) -> int:
+        return self.contexts.shape[0]
+
+    @property
+    def N(self) -> int:
+        return self.contexts.shape[1]
+
+    @property
+    def d(self) -> int:
+        return self.contexts.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.contexts.dtype
+
+    def loss_and_costate(
+        self, x: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss J (...,) and terminal costate p = N dl_b/dx (..., B, N, d) at x = X(1).
+
+        The loss is user code of a few operations on the last layer only, so its derivative is
+        taken by autograd; everything below it is not.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            per_context = self.loss(x, targets.to(x.device))
+            (gradient,) = torch.autograd.grad(per_context.sum(), x)
+        return per_context.detach().mean(dim=-1), self.N * gradient
+
+    def __repr__(self) -> str:
+        probes = f", {self.probes[0].shape[0]} probes" if self.probes else ""
+        return (
+            f"Problem(B={self.B}, N={self.N}, d={self.d}, {self.law!r}, causal={self.causal}"
+            f"{probes}, {self.loss!r})"
+        )

@@ -1,0 +1,334 @@
+"""The mean-field limit: a forward-backward McKean-Vlasov system, trained by the optimizer rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import torch
+
+from ipslimit import Atoms, Heads, Problem, Rule
+from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.particles import recorded_steps, require_problem
+
+from .grid import DepthGrid, Trajectory, lagrange
+from .march import March
+from .on_grid import GridSolution, train_on_grid
+from .picard import NotContracting, Picard
+from .scheme import Scheme
+
+VARIABLES = ("x", "p", "probe_x", "probe_p")
+SCHEMES = {"march": March, "picard": Picard}
+
+
+@dataclasses.dataclass(frozen=True)
+class Refinement:
+    """One pair of grids: `elements` and twice as many.
+
+    `difference` is the largest between the two, `error` the estimate it gives for the finer one;
+    `uniform` tells whether all elements of the previous pair were halved.
+    """
+
+    elements: int
+    difference: float
+    sharpening: float
+    uniform: bool
+
+    @property
+    def error(self) -> float:
+        return self.difference * self.sharpening
+
+
+class LimitRun:
+    """The limit's trajectories, as functions of the training step k and the depth s.
+
+    Attributes
+    ----------
+    status : str
+        "converged": the estimated error is at most tol. "tolerance not reached": it is not, within
+        the elements allowed. "diverged": hidden states, costates or loss became non-finite on the
+        finest grid.
+    error : float
+        Estimated largest error of any component of x and p at the recorded steps, on training and
+        probe contexts and at all depths; inf if diverged.
+    message : str
+        The status with its reason and what to do about it.
+    loss : tensor (steps+1,)
+    probe_loss : dict step -> tensor ()
+    grid : DepthGrid of the answer
+    history : list of Refinement
+    cost : dict
+        "field" and "vjp": evaluations at one depth node, on all grids together.
+    quadrature_error : float
+        For sampled laws: root mean square, over independent scramblings, of the largest difference
+        in x and p, divided by sqrt(2); 0 for `Atoms`, where the integral over heads is exact.
+    """
+
+    def __init__(self, fine: GridSolution, coarse: GridSolution, status, message, history, cost):
+        self._solution, self._coarse = fine, coarse
+        self.status, self.message = status, message
+        self.error = history[-1].error
+        self.history, self.cost = history, cost
+        self.quadrature_error = 0.0
+        self.grid, self.loss = fine.grid, fine.loss
+        self.probe_loss = fine.probe_loss
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Recorded training steps."""
+        return tuple(self._solution.x)
+
+    def x(self, k: int, s) -> torch.Tensor:
+        """Hidden states X at step k and depth s: (B, N, d), or (S, B, N, d) for s of shape (S,)."""
+        return self._evaluate(self._solution.x, k, s)
+
+    def p(self, k: int, s) -> torch.Tensor:
+        """Costates P, scaled by N; shapes as `x`."""
+        return self._evaluate(self._solution.p, k, s)
+
+    def probe_x(self, k: int, s) -> torch.Tensor:
+        """X on the probe contexts."""
+        return self._evaluate(self._solution.probe_x, k, s)
+
+    def probe_p(self, k: int, s) -> torch.Tensor:
+        """P on the probe contexts."""
+        return self._evaluate(self._solution.probe_p, k, s)
+
+    def heads(self, k: int, s) -> Heads:
+        """Heads Theta^k(s), one per atom of the law; leading dimension (S,) for s of shape (S,).
+
+        Between nodes they are interpolated to order 5, through the five nodes of two elements.
+        """
+        at_nodes = self._recorded(self._solution.heads, k)
+        s, single = _depths(s)
+        first = 2 * self.grid.locate(s).clamp(max=self.grid.elements - 2)
+        stencil = torch.stack([first + i for i in range(5)])
+        weights = lagrange(self.grid.nodes[stencil] - s).to(at_nodes.packed)
+        packed = torch.einsum("is,is...->s...", weights, at_nodes.packed[stencil])
+        heads = Heads.from_packed(packed, at_nodes.weights[first], at_nodes.layout)
+        return heads[0] if single else heads
+
+    def error_at(self, variable: str, k: int, s) -> torch.Tensor:
+        """Estimated largest error over contexts, tokens and components at depth s: () or (S,).
+
+        `variable` is "x", "p", "probe_x" or "probe_p". `error` is the largest of all of these.
+        """
+        if variable not in VARIABLES:
+            raise ValueError(f"variable must be one of {VARIABLES}; got {variable!r}. Use 'x'.")
+        fine, coarse = (
+            self._evaluate(getattr(solution, variable), k, s)
+            for solution in (self._solution, self._coarse)
+        )
+        return (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self.history[-1].sharpening
+
+    def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
+        s, single = _depths(s)
+        values = self._recorded(recorded, k)(s)
+        return values[0] if single else values
+
+    def _recorded(self, recorded: dict, k: int):
+        if k not in recorded:
+            raise ValueError(
+                f"k must be a recorded step, one of {sorted(recorded)}; got {k!r}. Pass it in "
+                "record= of solve_limit (probes: give the problem some)."
+            )
+        return recorded[k]
+
+    def __repr__(self) -> str:
+        return (
+            f"LimitRun({self.status}, error={self.error:.1e}, {self.grid.elements} elements, "
+            f"steps={list(self.steps)})"
+        )
+
+
+def solve_limit(
+    problem: Problem,
+    rule: Rule,
+    steps: int,
+    tol: float = 1e-6,
+    record: Iterable[int] | None = None,
+    device: object = "auto",
+    *,
+    method: str = "auto",
+    elements: int = 8,
+    max_elements: int = 512,
+    nodes: int = 1024,
+    nodes_seed: int = 0,
+    scramblings: int = 3,
+) -> LimitRun:
+    """Solve the training run of infinite depth and infinitely many heads.
+
+        dX/ds = Gamma(X; nu_s),  X(0) = context       -dP/ds = (dGamma/dx)^T P,  P(1) = N dl/dx
+        Theta^{k+1}(s) = U(Theta^k(s), g^k(s))        for every atom at every depth
+
+    Parameters
+    ----------
+    problem : Problem
+    rule : Rule
+        The same object that trains particles.
+    steps : int >= 0
+    tol : float > 0
+        Largest error wanted in any component of x and p (absolute).
+    record : steps at which x, p and heads are kept
+        The last step by default.
+    device : "auto", "cpu", "cuda" or "cuda:i"
+    method : "auto", "march" or "picard"
+        Scheme in depth, both of order 4 on the same grid; "auto" is "march" on the CPU and
+        "picard", which is parallel in depth, on CUDA (falling back to "march" where the iteration
+        does not contract).
+    elements, max_elements : int
+        Depth elements of the first grid, and the budget: the most a grid may have.
+    nodes, nodes_seed, scramblings : int
+        For sampled laws: quadrature nodes, the seed of their scrambling, and how many independent
+        scramblings the quadrature error is estimated from (1: not estimated, reported as NaN).
+
+    Returns
+    -------
+    LimitRun
+        Look at `status` and `error` before anything else.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For bad arguments; and `picard.NotContracting` if that method was asked for by name and
+        does not settle. Divergence and missed tolerances do not raise: they are statuses.
+
+    Notes
+    -----
+    The run is solved on a grid and on its halving. Their difference bounds the halved grid's error
+    at any order >= 1, and overstates it up to 15 times at order 4; so nothing is accepted before
+    two pairs of grids have shown an order, which sharpens the estimate to 5 times at order 4.
+    Elements that hold most of the difference are halved until the estimate is below tol. Small eps makes Adam's step nearly a
+    sign, with fronts in depth where every scheme drops to first order: nothing is assumed of the
+    order here. Source: Gibson & Reisinger, arXiv:2605.11059.
+    """
+    require_problem(problem, rule)
+    steps = require_int("steps", steps, 0)
+    tol = require_real("tol", tol, 0.0, include_low=False)
+    record = recorded_steps(record, steps)
+    device = resolve_device(device)
+    elements = require_int("elements", elements, 2)
+    max_elements = require_int("max_elements", max_elements, 4 * elements)
+    require_int("scramblings", scramblings)
+    if method not in ("auto", *SCHEMES):
+        raise ValueError(f"method must be 'auto', 'march' or 'picard'; got {method!r}. Use 'auto'.")
+    cost = {"field": 0, "vjp": 0}
+
+    def solve(grid: DepthGrid, scramble: int = nodes_seed) -> GridSolution:
+        law = problem.law.nodes(nodes, scramble).heads.to(problem.dtype)
+        arguments = (problem, law, rule, steps, record, grid)
+        scheme = _choose(method, device)
+        try:
+            return train_on_grid(*arguments, scheme, cost, device)
+        except NotContracting:
+            if method == "picard":
+                raise
+            return train_on_grid(*arguments, March(), cost, device)
+
+    run = _refine(solve, DepthGrid.uniform(elements), tol, max_elements, cost)
+    if not isinstance(problem.law, Atoms):
+        others = [solve(run.grid, nodes_seed + i) for i in range(1, scramblings)]
+        squares = [largest_difference(run._solution, other) ** 2 for other in others]
+        run.quadrature_error = (
+            math.sqrt(sum(squares) / len(squares) / 2) if squares else math.nan
+        )
+    return run
+
+
+def _choose(method: str, device: torch.device) -> Scheme:
+    if method == "auto":
+        method = "picard" if device.type == "cuda" else "march"
+    return SCHEMES[method]()
+
+
+def _refine(solve, grid: DepthGrid, tol: float, max_elements: int, cost: dict) -> LimitRun:
+    """Refine until the estimate is below tol or the budget of elements is spent."""
+    history: list[Refinement] = []
+    coarse, uniform = solve(grid), True
+    while True:
+        fine = solve(coarse.grid.halved())
+        difference, shares = _compare(coarse, fine)
+        sharpening = _sharpening(history, difference, uniform)
+        history.append(Refinement(coarse.grid.elements, difference, sharpening, uniform))
+        error = history[-1].error
+        if error <= tol and len(history) > 1:
+            message = f"converged: estimated error {error:.1e} <= tol {tol:.1e}"
+            return LimitRun(fine, coarse, "converged", message, history, cost)
+        marked = _mark(shares)
+        uniform = all(marked)
+        size = coarse.grid.elements + sum(marked)
+        if 2 * size > max_elements:
+            break
+        coarse = fine if uniform else solve(coarse.grid.split(marked))
+    if not fine.is_finite():
+        message = (
+            f"diverged: non-finite on {fine.grid.elements} elements; lower the rule's lr, or raise "
+            "max_elements if the field is stiff"
+        )
+        return LimitRun(fine, coarse, "diverged", message, history, cost)
+    message = (
+        f"tolerance not reached: estimated error {error:.1e} > tol {tol:.1e} on "
+        f"{fine.grid.elements} elements; raise max_elements ({max_elements}) or tol"
+    )
+    return LimitRun(fine, coarse, "tolerance not reached", message, history, cost)
+
+
+def _compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Tensor]:
+    """Largest difference anywhere, and how much of it arises in each coarse element.
+
+    An element's share is the growth of the difference across it, which is the local error there
+    up to what the flow does to it.
+    """
+    elements = coarse.grid.elements
+    shares = torch.zeros(elements, dtype=torch.float64)
+    if not (coarse.is_finite() and fine.is_finite()):
+        return math.inf, shares + 1.0
+    largest = 0.0
+    for (name, _, a), (_, _, b) in zip(coarse.trajectories(), fine.trajectories(), strict=True):
+        gap = (a(fine.grid.nodes) - b.values).double().cpu().flatten(1)
+        largest = max(largest, float(gap.abs().max()))
+        inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
+        start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
+        growth = (inside - start).abs().amax(dim=(1, 2))
+        shares = torch.maximum(shares, growth)
+    return largest, shares
+
+
+def largest_difference(a: GridSolution, b: GridSolution) -> float:
+    """Largest difference of x and p between two solutions on the same grid."""
+    pairs = zip(a.trajectories(), b.trajectories(), strict=True)
+    return max(float((u.values - v.values).abs().max()) for (_, _, u), (_, _, v) in pairs)
+
+
+def _sharpening(history: list[Refinement], difference: float, uniform: bool) -> float:
+    """Factor from the difference of two grids to the estimated error of the finer one.
+
+    At observed order q the finer grid's error is difference / (2^q - 1). The order is trusted only
+    between uniform refinements, and only up to 2: beyond, the estimate stays on the safe side.
+    """
+    if not history or not uniform or not math.isfinite(history[-1].difference) or difference == 0:
+        return 1.0
+    order = math.log2(history[-1].difference / difference)
+    return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
+
+
+def _mark(shares: torch.Tensor) -> list[bool]:
+    """The fewest elements that hold 95 % of the difference; all, if that is most of them."""
+    descending, order = torch.sort(shares, descending=True)
+    needed = int((torch.cumsum(descending, 0) < 0.95 * descending.sum()).sum()) + 1
+    marked = [False] * len(shares)
+    for i in order[:needed].tolist():
+        marked[i] = True
+    # halving all elements reuses the finer grid's solution, so it is the cheaper choice then
+    return [True] * len(shares) if needed > 0.6 * len(shares) else marked
+
+
+def _depths(s) -> tuple[torch.Tensor, bool]:
+    depths = torch.as_tensor(s, dtype=torch.float64)
+    if depths.ndim > 1 or not bool(((depths >= 0) & (depths <= 1)).all()):
+        raise ValueError(
+            f"s must be a depth in [0, 1], or a 1-D sequence of them; got {s!r}. "
+            "Layer r of L sits at s = r / L."
+        )
+    return depths.reshape(-1).cpu(), depths.ndim == 0

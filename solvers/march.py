@@ -1,0 +1,60 @@
+"""March through depth, element by element, with the classical Runge-Kutta scheme of order 4.
+
+Its stages fall on an element's nodes s, s + h/2, s + h, where the heads are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ipslimit import Heads
+
+from .grid import Trajectory
+from .scheme import Scheme, System
+
+
+class March(Scheme):
+    """Four field evaluations an element, in sequence; P also needs one transpose per middle."""
+
+    def forward(self, system: System, x0: torch.Tensor, guess=None) -> Trajectory:
+        grid = system.grid
+        edges = x0.new_empty(grid.elements + 1, *x0.shape)
+        slopes = torch.empty_like(edges)
+        edges[0], slopes[0] = x0, system.field(x0, 0)
+        for e, h in enumerate(grid.widths):
+            x, k1, middle, right = edges[e], slopes[e], 2 * e + 1, 2 * e + 2
+            k2 = system.field(x + (h / 2) * k1, middle)
+            k3 = system.field(x + (h / 2) * k2, middle)
+            k4 = system.field(x + h * k3, right)
+            edges[e + 1] = x + (h / 6) * (k1 + 2 * (k2 + k3) + k4)
+            slopes[e + 1] = system.field(edges[e + 1], right)
+        return Trajectory(grid, edges, slopes)
+
+    def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads, guess=None):
+        grid, state = system.grid, x.values
+        edges = torch.empty_like(x.edges)
+        pulls = torch.empty_like(x.edges)  # (dGamma/dx)^T P = -dP/ds
+        gradient = torch.empty_like(system.heads.packed) if with_heads else None
+
+        def pull_at_edge(e: int) -> None:
+            """The transpose where P is final: its head gradient comes with it."""
+            pulls[e], dheads = system.pull(state[2 * e], edges[e], 2 * e, with_heads)
+            if with_heads:
+                gradient[2 * e] = dheads.packed
+
+        edges[-1] = p_end
+        pull_at_edge(grid.elements)
+        for e in range(grid.elements - 1, -1, -1):
+            left, middle, h = 2 * e, 2 * e + 1, grid.widths[e]
+            p, k1 = edges[e + 1], pulls[e + 1]
+            k2, _ = system.pull(state[middle], p + (h / 2) * k1, middle)
+            k3, _ = system.pull(state[middle], p + (h / 2) * k2, middle)
+            k4, _ = system.pull(state[left], p + h * k3, left)
+            edges[e] = p + (h / 6) * (k1 + 2 * (k2 + k3) + k4)
+            pull_at_edge(e)
+        p = Trajectory(grid, edges, -pulls)
+        if not with_heads:
+            return p, None
+        middles = slice(1, None, 2)
+        gradient[middles] = system.pull(state[middles], p.values[middles], middles, True)[1].packed
+        return p, Heads.from_packed(gradient, system.heads.weights, system.heads.layout)

@@ -1,0 +1,57 @@
+"""What a scheme in depth does: the forward and the costate equation on a grid's nodes."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+import torch
+
+from ipslimit import Heads, attention_field, attention_vjp
+
+from .grid import DepthGrid, Trajectory
+
+
+@dataclasses.dataclass
+class System:
+    """The forward-backward system at frozen heads, given at the nodes of a grid.
+
+        dX/ds = Gamma(X; nu_s)          -dP/ds = (dGamma/dx)^T P
+
+    `cost` counts evaluations of the field and of its transpose at one node.
+    """
+
+    grid: DepthGrid
+    heads: Heads  # leading dimension: nodes
+    causal: bool
+    cost: dict[str, int]
+
+    def field(self, x: torch.Tensor, nodes) -> torch.Tensor:
+        """Gamma at a node (index) or at several (slice) with x of matching leading shape."""
+        self.cost["field"] += self._count(nodes)
+        return attention_field(x, self.heads[nodes], self.causal)
+
+    def pull(self, x: torch.Tensor, p: torch.Tensor, nodes, with_heads: bool = False):
+        """(dGamma/dx)^T p and, if asked, the sum over tokens of (df/dtheta)^T p."""
+        self.cost["vjp"] += self._count(nodes)
+        return attention_vjp(x, self.heads[nodes], p, self.causal, with_heads=with_heads)
+
+    def _count(self, nodes) -> int:
+        return 1 if isinstance(nodes, int) else len(range(*nodes.indices(self.heads.lead[0])))
+
+
+class Scheme(abc.ABC):
+    """Both equations on the nodes, of order 4 in the elements' width for smooth heads."""
+
+    @abc.abstractmethod
+    def forward(
+        self, system: System, x0: torch.Tensor, guess: Trajectory | None = None
+    ) -> Trajectory:
+        """X from X(0) = x0 (B, N, d); `guess` is the previous training step's."""
+
+    @abc.abstractmethod
+    def backward(
+        self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads: bool,
+        guess: Trajectory | None = None,
+    ) -> tuple[Trajectory, Heads | None]:  # fmt: skip
+        """P from P(1) = p_end on the stored X, and sum (df/dtheta)^T p at every node if asked."""
