@@ -1,0 +1,230 @@
+"""From a table of errors to all its rates."""
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+from .joint import POWERS, JointFit, fit_joint
+from .settings import check_settings, reference_errors
+from .single import RateFit, Refused, fit_range, fit_seeds, plain
+from .table import read_table
+
+KEYS = ("step", "variable", "norm", "set")
+
+
+@dataclass(frozen=True)
+class RateFits:
+    """All fits of a table.
+
+    Attributes
+    ----------
+    fits : list of RateFit
+    joint : list of JointFit
+    refused : list of dict
+        What was asked and cannot be had: step, variable, term, norm, set, in, at, and the reason.
+    settings : dict
+        The rules behind the intervals, all fixed before the data are seen.
+    """
+
+    fits: list
+    joint: list
+    refused: list
+    settings: dict
+
+    def select(self, **criteria):
+        """The `RateFit`s whose attributes equal the criteria, as in select(step=0, size="L").
+
+        Raises
+        ------
+        TypeError
+            If a criterion is no attribute of a `RateFit`.
+        """
+        for name in criteria:
+            if name not in RateFit.__dataclass_fields__:
+                raise TypeError(
+                    f"select got the criterion {name!r}; use attributes of RateFit, such as step, "
+                    "variable, term, norm, set, size, at"
+                )
+        if isinstance(criteria.get("at"), Real):
+            criteria["at"] = plain(criteria["at"])
+        return [f for f in self.fits if all(getattr(f, k) == v for k, v in criteria.items())]
+
+    def as_dict(self):
+        """Plain types for JSON, under "fits", "joint", "refused" and "settings"."""
+        return {
+            "fits": [f.as_dict() for f in self.fits],
+            "joint": [f.as_dict() for f in self.joint],
+            "refused": [dict(r) for r in self.refused],
+            "settings": self.settings,
+        }
+
+    def __str__(self):
+        head = ("step", "", "term", "norm", "set", "in", "at", "exponent", "")
+        rows = [
+            (
+                f.step,
+                f.variable,
+                f.term,
+                f.norm,
+                f.set,
+                f.size,
+                "all" if f.at == "all" else f"{'H' if f.size == 'L' else 'L'}={f.at}",
+                f,
+                f.note,
+            )
+            for f in self.fits
+        ]
+        rows = [tuple(map(str, row)) for row in [head, *rows]]
+        # Numbers to the right; exponents carry their sizes behind them and so go to the left.
+        width = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(
+                text.ljust(width[i]) if i in (1, 2, 7, 8) else text.rjust(width[i])
+                for i, text in enumerate(row)
+            ).rstrip()
+            for row in rows
+        ]
+        formula = {"sum": "a/L + b L^-g H^-h", "quadrature": "|(a/L, b L^-g H^-h)|"}
+        for f in self.joint:
+            note = f" ({f.note})" if f.note else ""
+            lines.append(
+                f"step {f.step} {f.variable} total {f.norm} {f.set} ~ {formula[f.model]}: {f}{note}"
+            )
+        for r in self.refused:
+            lines.append(
+                f"step {r['step']} {r['variable']} {r['term']} {r['norm']} {r['set']} "
+                f"in {r['in']} at {r['at']}: no fit, {r['reason']}"
+            )
+        return "\n".join(lines)
+
+
+def fit_rates(
+    table,
+    *,
+    reference_error=0.0,
+    window=None,
+    correction=0.35,
+    bootstrap=2000,
+    level=0.95,
+    seed=0,
+    shared_draws=False,
+):
+    """Exponents of the errors in L and in H, with intervals.
+
+    For each step, variable, norm and set: the bias in L; fluctuation and total in L at each H and
+    in H at each L; the fluctuation in L and in H over all cells, with one constant per other
+    size; the total over all cells as a/L + b L^-g H^-h, added plainly and in quadrature. The
+    error of a cell is sqrt(mean over seeds of error^2). Exponents of the total are apparent ones,
+    since it is no power law where bias and fluctuation are of one size.
+
+    Parameters
+    ----------
+    table : list of mappings, or mapping of columns (a DataFrame too)
+        Columns step, variable ("x", "p", "theta"), term ("bias", "fluctuation", "total"; rows of
+        other terms are ignored), norm ("rms", "sup"), set ("train", "probe"), L, H, seed, error.
+        One row per seed. Bias rows have H = inf and one row per L; random terms at H = inf are
+        ignored. A non-finite error is a diverged run: left out and counted.
+    reference_error : float or mapping from variable to float
+        The limit solution's own error, in the units of the errors. Bias and total cells below 10
+        times it are left out, and it widens their intervals; the fluctuation, a difference of
+        two particle runs, does not contain it.
+    window : mapping, optional
+        Smallest and largest size used, {"L": (8, 256), "H": (1, 4096)}; by default all sizes.
+    correction : float
+        Allowance for corrections to scaling of random terms, see Notes.
+    bootstrap : int
+        Resamplings of the seeds.
+    level : float
+        Probability that an interval is to hold the truth.
+    seed : int
+        Of the resampling; no global random state is read or changed.
+    shared_draws : bool
+        Whether a seed index means the same draws in every cell, so that seeds are resampled
+        jointly over sizes; by default the cells are independent.
+
+    Returns
+    -------
+    RateFits
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a table or an argument that breaks the rules above. A fit that the data do not allow
+        is no error, but listed in `RateFits.refused`.
+
+    Notes
+    -----
+    *Random terms.* log e = constant + g log s + noise + k/s + k'/s^2 (s = L in a fit in L; s = L H
+    in a fit in H, because the field of a layer is linear in its heads' weights, and only the
+    composition of layers corrects H^(-1/2)). k and k' are known to be of size `correction`: 0.35
+    is the size of the bias's own correction, bias * L = 0.231 (1 - 0.33/L) in a prototype. This
+    takes the place of a window: the more seeds, the less the small sizes count. The standard
+    error adds in squares the noise from resampled seeds, the allowance, and the excess of the
+    leave-one-size-out jackknife over both; the quantile is Student's with degrees of freedom for
+    skew (chi-square-like) squared errors. Corrections beyond the allowance are noted in the fit.
+    In simulations with 8 to 32 seeds and 5 or 6 sizes the 95 % intervals hold the truth in 96 to
+    99 % of cases for corrections up to 0.33, in 92 to 96 % for 0.5 and 0.6, at 1.2 to 1.9 times
+    the width of an oracle that knows the noise and that there is no correction.
+
+    *Bias.* Nothing is random, so the interval is called a fit range: the fit with a free k/L,
+    plus or minus its largest shift to the plain fit or without one size.
+    """
+    settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
+    groups = read_table(table)
+    reference = reference_errors(reference_error, {variable for _, variable, _, _ in groups})
+    fits, joint, refused = [], [], []
+    for group, terms in groups.items():
+        about = dict(zip(KEYS, group, strict=True))
+        for term, cells in terms.items():
+            cells = [c for c in cells if _inside(c, settings.window)]
+            floor = 0.0 if term == "fluctuation" else reference[about["variable"]]
+            for size, at, part, fit in _tasks(term, cells, settings, floor):
+                named = {**about, "term": term, "size": size, "at": at}
+                try:
+                    fits.append(RateFit(**named, **fit(part)))
+                except Refused as why:
+                    refused.append(_refusal(named, why))
+            if term == "total":
+                joint += _both_models(about, cells, settings, floor, refused)
+    return RateFits(fits, joint, refused, settings.as_dict())
+
+
+def _tasks(term, cells, settings, floor):
+    """(size that varies, fixed size, cells, fit) of every single exponent of a term."""
+    if term == "bias":
+        yield "L", "inf", cells, lambda part: fit_range(part, settings, floor)
+        return
+    for of, other in (("L", "H"), ("H", "L")):
+        for value in sorted({getattr(c, other) for c in cells}):
+            part = [c for c in cells if getattr(c, other) == value]
+            yield of, plain(value), part, lambda p, of=of: fit_seeds(p, of, None, settings, floor)
+        if term == "fluctuation":
+            yield (
+                of,
+                "all",
+                cells,
+                lambda p, of=of, other=other: fit_seeds(p, of, other, settings, floor),
+            )
+
+
+def _both_models(about, cells, settings, floor, refused):
+    found = []
+    for model in POWERS:
+        try:
+            found.append(fit_joint(cells, model, settings, floor))
+        except Refused as why:
+            refused.append(_refusal({**about, "term": "total", "size": "joint", "at": model}, why))
+    least = min((f["residual"] for f in found), default=None)
+    return [JointFit(**about, **f, better=f["residual"] == least) for f in found]
+
+
+def _refusal(named, why):
+    named = {**named, "in": named["size"], "reason": str(why)}
+    del named["size"]
+    return named
+
+
+def _inside(cell, window):
+    # The whole law (bias, H = inf) lies beyond every window in H.
+    sizes = {"L": cell.L} if math.isinf(cell.H) else {"L": cell.L, "H": cell.H}
+    return all(window[of][0] <= value <= window[of][1] for of, value in sizes.items())

@@ -1,0 +1,124 @@
+"""The one estimator behind every fit over seeds.
+
+Log errors are y = f(parameters) + corrections to scaling + noise. A correction is a column of the
+design with an amplitude k whose size is known beforehand only: k ~ N(0, allowance^2). Least
+squares with the penalty (k / allowance)^2 then does what a window does, without its edge: where
+seeds are few the correction is left at zero and small sizes count fully, where seeds are many it
+is fitted and small sizes fade. Either way the allowance enters the variance (systematic part).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+# A fitted correction larger than this many expected standard deviations is reported.
+SURPRISE = 2.5
+BEYOND = "departs from a power law by more than the allowance for small sizes"
+
+
+class Undetermined(Exception):
+    """The data cannot fix the parameters; the text says why."""
+
+
+def corrections(L, H, of):
+    """Columns of the corrections to scaling of a law in L or in H.
+
+    In L they are 1/L and its successor 1/L^2, which matters at L = 1 and 2 only. In H they are
+    the same powers of L H: a layer's field is linear in the weights of its heads, so the leading
+    H^(-1/2) is corrected only where layers are composed, in the next order of (L H)^(-1).
+    """
+    small = 1.0 / (L if of == "L" else L * H)
+    return np.column_stack([small, small**2])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Variances of the parameters: from the seeds, from the model, and what size tells of both."""
+
+    map: np.ndarray  # change of the parameters per change of each log error
+    stat: np.ndarray
+    syst: np.ndarray
+    degrees: np.ndarray
+    left: np.ndarray  # variance left of each parameter, were the weights the true noise
+    allowance: np.ndarray
+
+    def surprising(self, parameters):
+        """Whether a fitted correction is larger than its allowance lets one expect."""
+        known = np.isfinite(self.allowance)
+        expected = np.sqrt(np.maximum(self.allowance[known] ** 2 - self.left[known], 0.0))
+        return bool(np.any(np.abs(parameters[known]) > SURPRISE * expected))
+
+    def half_width(self, j, level):
+        """Half the interval of parameter j: a t quantile times the whole standard error."""
+        total = self.stat[j] + self.syst[j]
+        # The systematic part is not estimated from seeds, so it costs no degrees of freedom.
+        degrees = self.degrees[j] * (total / self.stat[j]) ** 2 if self.stat[j] > 0 else np.inf
+        return float(stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(total))
+
+
+def estimate(design, residual, noise, weight_variance, allowance, groupings):
+    """Variances of a penalised least-squares fit at its solution.
+
+    Parameters
+    ----------
+    design : (cells, parameters) array
+        Derivatives of the model's log error, corrections included.
+    residual : (cells,) array
+        Log errors minus the model without its corrections.
+    noise : Noise
+        Covariance of the log errors over seeds.
+    weight_variance : (cells,) array
+        Variances that the weights are made of.
+    allowance : (parameters,) array
+        Standard deviation known beforehand; inf for free parameters.
+    groupings : list of (cells,) arrays
+        Sizes to leave out one at a time (one array for L, one for H).
+
+    Returns
+    -------
+    Estimate
+        `syst` is the allowance's part plus, per grouping, the excess of the leave-one-size-out
+        jackknife variance over what noise and allowance explain (never below zero): noise is
+        counted once.
+
+    Raises
+    ------
+    Undetermined
+        If the normal equations are singular.
+    """
+    weight = 1.0 / weight_variance
+    penalty = np.diag(1.0 / allowance**2)
+    inverse, mapping = _solve(design, weight, penalty)
+    stat = np.einsum("pi,ij,pj->p", mapping, noise.covariance, mapping)
+    syst = np.diag(inverse @ penalty @ inverse).copy()
+    known = np.isfinite(allowance)
+    spread = design[:, known] * allowance[known]
+    explained = noise.covariance + spread @ spread.T
+    for sizes in groupings:
+        values = np.unique(sizes)
+        excess = np.zeros(len(stat))
+        for value in values:
+            keep = np.where(sizes == value, 0.0, weight)
+            shift = _solve(design, keep, penalty)[1] - mapping
+            excess += (shift @ residual) ** 2
+            excess -= np.einsum("pi,ij,pj->p", shift, explained, shift)
+        syst += np.maximum(0.0, excess) * (len(values) - 1) / len(values)
+    variances = np.diag(noise.covariance)
+    degrees = np.array(
+        [
+            noise.degrees(row**2 * variances) if s > 0 else 1.0
+            for row, s in zip(mapping, stat, strict=True)
+        ]
+    )
+    return Estimate(mapping, stat, syst, degrees, np.diag(inverse), allowance)
+
+
+def _solve(design, weight, penalty):
+    normal = design.T @ (weight[:, None] * design) + penalty
+    scale = 1.0 / np.sqrt(np.maximum(np.diag(normal), 1e-300))
+    scaled = normal * scale[:, None] * scale
+    if np.linalg.cond(scaled) > 1e12:
+        raise Undetermined("the sizes do not determine all parameters; add sizes")
+    inverse = np.linalg.inv(scaled) * scale[:, None] * scale
+    return inverse, inverse @ (design.T * weight)

@@ -1,0 +1,87 @@
+"""How much the log error of a cell would change with other seeds.
+
+With y = log sqrt(mean_seeds e^2), seeds are resampled with replacement and the spread of y is
+multiplied by n/(n-1), since the resampled seeds scatter about the sample's mean and not the true
+one. Cells with seeds of their own are independent; cells that share draws are resampled with the
+same seed indices, and their covariance is kept.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Covariance of the cells' log errors, and how far it can be trusted.
+
+    `relative` is the variance over seeds of e^2 / mean(e^2) in each cell: 2/nu for a chi-square
+    law with nu degrees of freedom.
+    """
+
+    covariance: np.ndarray
+    relative: np.ndarray
+    seeds: np.ndarray
+    shared: bool
+
+    def smooth_variance(self, columns):
+        """Variance of y per cell for use in weights: smooth in the sizes, so hardly noisy itself.
+
+        log(relative) is regressed on `columns` (one per regressor, the constant included).
+        """
+        # A thousandth of the mean keeps one cell with (nearly) equal seeds from ruling the fit.
+        floor = 1e-3 * self.relative.mean()
+        log_relative = np.log(np.maximum(self.relative, floor))
+        fitted = columns @ np.linalg.lstsq(columns, log_relative, rcond=None)[0]
+        return np.maximum(np.exp(fitted), floor) / (4.0 * self.seeds)
+
+    def degrees(self, share):
+        """Degrees of freedom of a variance that sums the cells' variances with these shares.
+
+        Satterthwaite's rule. The variance of n values with excess kurtosis kappa has
+        2(n-1)/(2+kappa) of them; kappa = 6 * relative as for chi-square laws, since a kurtosis
+        estimated from 8 or 16 seeds would be worse than any rule.
+        """
+        each = 2.0 * (self.seeds - 1) / (2.0 + 6.0 * self.relative.mean())
+        if self.shared:
+            return float(each.min())
+        return float(share.sum() ** 2 / np.sum(share**2 / each))
+
+
+def resample(cells, bootstrap, seed, shared):
+    """Bootstrap over seeds: the `Noise` of the log errors of `cells`.
+
+    The resampling indices come from `seed` alone, so a cell's variance does not depend on which
+    other cells a study has.
+    """
+    seeds = np.array([len(cell.seeds) for cell in cells])
+    # The lower bound keeps a resampling of zeros alone off log(0): such a cell is hopelessly wide.
+    squares = [np.maximum((c.errors / c.errors.max()) ** 2, 1e-300) for c in cells]
+    relative = np.array([np.var(s, ddof=1) / np.mean(s) ** 2 for s in squares])
+    if not shared:
+        variance = [
+            np.var(0.5 * np.log(_counts(n, bootstrap, seed) @ s / n)) * n / (n - 1)
+            for n, s in zip(seeds.tolist(), squares, strict=True)
+        ]
+        return Noise(np.diag(variance), relative, seeds, False)
+    known = sorted({index for cell in cells for index in cell.seeds})
+    column = {index: i for i, index in enumerate(known)}
+    counts = _counts(len(known), bootstrap, seed)
+    logs = np.empty((bootstrap, len(cells)))
+    for i, (cell, s) in enumerate(zip(cells, squares, strict=True)):
+        own = counts[:, [column[index] for index in cell.seeds]]
+        # A draw that misses every seed of a cell says nothing of it: the sample mean stands in.
+        total = own.sum(axis=1)
+        logs[:, i] = 0.5 * np.log(np.where(total > 0, own @ s, s.mean()) / np.maximum(total, 1))
+    factor = np.sqrt(seeds / (seeds - 1))
+    covariance = np.atleast_2d(np.cov(logs, rowvar=False, ddof=0)) * np.outer(factor, factor)
+    return Noise(covariance, relative, seeds, True)
+
+
+@lru_cache(maxsize=64)
+def _counts(n, bootstrap, seed):
+    """How often each of n seeds occurs in each resampling."""
+    drawn = np.random.default_rng(seed).integers(n, size=(bootstrap, n))
+    drawn += n * np.arange(bootstrap)[:, None]
+    return np.bincount(drawn.ravel(), minlength=bootstrap * n).reshape(bootstrap, n).astype(float)

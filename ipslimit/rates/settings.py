@@ -1,0 +1,109 @@
+"""The choices behind the intervals, checked, and made before the data are seen."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from .noise import resample
+from .single import FLOOR, LEAST_SIZES, Refused, plain
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every choice behind the intervals, made before the data are seen."""
+
+    window: dict
+    correction: float
+    bootstrap: int
+    level: float
+    seed: int
+    shared_draws: bool
+
+    def noise(self, cells):
+        """Noise of the cells' log errors; `Refused` if there is none."""
+        noise = resample(cells, self.bootstrap, self.seed, self.shared_draws)
+        if not noise.covariance.any():
+            raise Refused("all seeds of a cell have the same error: no noise to resample")
+        return noise
+
+    def as_dict(self):
+        return {
+            "window": {of: [plain(v) for v in pair] for of, pair in self.window.items()},
+            "least_sizes": LEAST_SIZES,
+            "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error",
+            "correction": f"random terms: factor exp(k/s + k'/s^2), k and k' ~ N(0, "
+            f"{self.correction:g}^2), s = L in fits in L and L H in fits in H; "
+            "bias: k/L fitted freely with weight L",
+            "spread": "random terms: excess of the leave-one-size-out jackknife over noise and "
+            "correction; bias: largest shift to the plain fit or without one size",
+            "bootstrap": self.bootstrap,
+            "level": self.level,
+            "seed": self.seed,
+            "shared_draws": self.shared_draws,
+        }
+
+
+def check_settings(window, correction, bootstrap, level, seed, shared_draws):
+    """`Settings` from the arguments of `fit_rates`, or a TypeError or ValueError."""
+    return Settings(
+        _window(window),
+        _real("correction", correction, "finite and > 0", lambda v: 0 < v < math.inf),
+        _integer("bootstrap", bootstrap, 100),
+        _real("level", level, "between 0 and 1", lambda v: 0 < v < 1),
+        _integer("seed", seed, 0),
+        _flag("shared_draws", shared_draws),
+    )
+
+
+def _window(window):
+    whole = {"L": (1.0, math.inf), "H": (1.0, math.inf)}
+    if window is None:
+        return whole
+    if not isinstance(window, Mapping) or not set(window) <= set(whole):
+        raise TypeError(f'window must be a mapping like {{"L": (8, 256)}}, got {window!r}')
+    for of, pair in window.items():
+        try:
+            low, high = map(float, pair)
+        except (TypeError, ValueError):
+            low, high = 1.0, 0.0
+        if not low <= high:
+            raise ValueError(f"window[{of!r}] must be (smallest, largest) size used, got {pair!r}")
+        whole[of] = (low, high)
+    return whole
+
+
+def reference_errors(given, variables):
+    """The limit's own error by variable, from one number or a mapping."""
+    if isinstance(given, Mapping):
+        missing = sorted(variables - set(given))
+        if missing:
+            raise ValueError(f"reference_error lacks {', '.join(missing)}; give 0.0 if exact")
+    else:
+        given = dict.fromkeys(variables, given)
+    return {
+        v: _real("reference_error", given[v], "finite and >= 0", lambda e: 0 <= e < math.inf)
+        for v in variables
+    }
+
+
+def _real(name, value, rule, holds):
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number {rule}, got {value!r}")
+    if not holds(value):
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+    return float(value)
+
+
+def _integer(name, value, least):
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer >= {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}; raise it")
+    return int(value)
+
+
+def _flag(name, value):
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value

@@ -1,0 +1,163 @@
+"""The table of errors: rows are read, checked, and gathered into cells (L, H)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+COLUMNS = ("step", "variable", "term", "norm", "set", "L", "H", "seed", "error")
+TERMS = ("bias", "fluctuation", "total")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All seeds of one (L, H); `errors` holds the finite ones, by rising seed index."""
+
+    L: float
+    H: float
+    seeds: tuple
+    errors: np.ndarray
+    diverged: int
+
+    @property
+    def log_error(self):
+        """log of sqrt(mean over seeds of error^2), safe against under- and overflow."""
+        top = self.errors.max()
+        return float(np.log(top) + 0.5 * np.log(np.mean((self.errors / top) ** 2)))
+
+
+def read_table(table):
+    """Gather the rows of an error table into groups of cells.
+
+    Parameters
+    ----------
+    table : list of mappings, or mapping of columns
+        With the columns step, variable, term, norm, set, L, H, seed, error. A pandas DataFrame
+        counts as a mapping of columns. Numbers may come as text (from a CSV file).
+
+    Returns
+    -------
+    dict
+        (step, variable, norm, set) -> {term -> list of Cell}, everything sorted, so that the
+        order of the rows has no influence.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a missing column, unequal columns, a number that is none, a size that is not positive,
+        a negative error, a repeated row, or no row of a known term.
+    """
+    raw = {}
+    for number, row in enumerate(_rows(table)):
+        term = str(row["term"])
+        if term not in TERMS:
+            continue
+        step = _whole(row, "step", number, least=0)
+        seed = _whole(row, "seed", number, least=0)
+        L = _size(row, "L", number)
+        H = _size(row, "H", number)
+        if math.isinf(L):
+            raise ValueError(f"table row {number}: L must be finite, got inf; H = inf is allowed")
+        if term == "bias" and math.isfinite(H):
+            raise ValueError(
+                f"table row {number}: a bias row must have H = inf (the whole law), got H = {H:g}"
+            )
+        if term != "bias" and math.isinf(H):
+            # x^{L,inf} is the bias again: it has no seeds and no place in a fit over seeds.
+            continue
+        error = _number(row, "error", number)
+        if error < 0:
+            raise ValueError(
+                f"table row {number}: error must be a norm >= 0, got {error:g}; pass its size"
+            )
+        group = (step, str(row["variable"]), str(row["norm"]), str(row["set"]))
+        cell = raw.setdefault(group, {}).setdefault(term, {}).setdefault((L, H), {})
+        if seed in cell:
+            raise ValueError(
+                f"table row {number}: step {step}, {group[1]}, {term}, L={L:g}, H={H:g}, seed "
+                f"{seed} occurs twice; give one row per seed"
+            )
+        cell[seed] = error
+        if term == "bias" and len(cell) > 1:
+            raise ValueError(
+                f"table row {number}: bias at L={L:g} has more than one row; it has no "
+                "randomness, give one row per L"
+            )
+    if not raw:
+        raise ValueError(f"table has no row with a term among {', '.join(TERMS)}; nothing to fit")
+    return {
+        group: {
+            term: [_cell(L, H, raw[group][term][L, H]) for L, H in sorted(raw[group][term])]
+            for term in sorted(raw[group])
+        }
+        for group in sorted(raw)
+    }
+
+
+def _cell(L, H, by_seed):
+    finite = sorted(seed for seed, error in by_seed.items() if math.isfinite(error))
+    errors = np.array([by_seed[seed] for seed in finite])
+    return Cell(L, H, tuple(finite), errors, len(by_seed) - len(finite))
+
+
+def _rows(table):
+    if isinstance(table, (str, bytes)):
+        raise TypeError(
+            f"table must be rows or columns, got the text {table[:40]!r}; read it first"
+        )
+    if isinstance(table, Mapping) or hasattr(table, "columns"):
+        _need(COLUMNS, table.columns if hasattr(table, "columns") else table, "table")
+        columns = {name: list(table[name]) for name in COLUMNS}
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"table columns must have one length, got {lengths}")
+        return [
+            dict(zip(COLUMNS, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+    try:
+        rows = list(table)
+    except TypeError:
+        raise TypeError(
+            f"table must be a list of rows or a mapping of columns, got {type(table).__name__}"
+        ) from None
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TypeError(
+                f"table row {number} must be a mapping with keys {', '.join(COLUMNS)}, "
+                f"got {type(row).__name__}"
+            )
+        _need(COLUMNS, row, f"table row {number}")
+    return rows
+
+
+def _need(names, have, what):
+    missing = [name for name in names if name not in have]
+    if missing:
+        raise ValueError(f"{what} lacks the column(s) {', '.join(missing)}; add them")
+
+
+def _number(row, name, number):
+    try:
+        return float(row[name])
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"table row {number}: {name} must be a number, got {row[name]!r}"
+        ) from None
+
+
+def _whole(row, name, number, least):
+    value = _number(row, name, number)
+    if not (math.isfinite(value) and value == int(value) and value >= least):
+        raise ValueError(
+            f"table row {number}: {name} must be an integer >= {least}, got {row[name]!r}"
+        )
+    return int(value)
+
+
+def _size(row, name, number):
+    value = _number(row, name, number)
+    if not value >= 1:
+        raise ValueError(f"table row {number}: {name} must be >= 1, got {row[name]!r}")
+    return value
