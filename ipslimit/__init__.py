@@ -1,10 +1,12 @@
 """Interacting-particle transformers, their optimizer rules, and how fast they reach the limit."""
 
+from ._version import __version__
 from .attention import attention_field, attention_vjp
 from .heads import Heads
 from .laws import Atoms, TruncatedNormal, XavierUniform
 from .particles import ParticleRun, train_particles
 from .problem import Problem
+from .rates import fit_rates
 from .rules import SGD, AdamW, BlockAdamW, Rule
 
 __all__ = [
@@ -20,5 +22,6 @@ __all__ = [
     "XavierUniform",
     "attention_field",
     "attention_vjp",
+    "fit_rates",
     "train_particles",
 ]

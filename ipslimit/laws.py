@@ -220,6 +220,4 @@ class TruncatedNormal(_SampledLaw):
         return np.clip(np.where(u < 0.5, -magnitude, magnitude), -self.bound, self.bound)
 
     def __repr__(self) -> str:
-        return (
-            f"TruncatedNormal(d={self.d}, m={self.m}, std={self.std:g}, bound={self.bound:g})"
-        )
+        return f"TruncatedNormal(d={self.d}, m={self.m}, std={self.std:g}, bound={self.bound:g})"

@@ -152,7 +152,9 @@ def train_particles(
         start = whole.map(lambda t: t.expand(depth, 1, *t.shape))
     else:
         draws = [
-            problem.law.draw(heads, depth, draw_generator(root_seed, depth, heads, s), problem.dtype)
+            problem.law.draw(
+                heads, depth, draw_generator(root_seed, depth, heads, s), problem.dtype
+            )
             for s in seeds
         ]
         start = Heads.from_packed(
@@ -163,18 +165,25 @@ def train_particles(
         if draws[0].counts is not None:
             counts = torch.stack([draw.counts for draw in draws])
             atoms = torch.stack([draw.atoms for draw in draws])
-    run = ParticleRun(
+    run = empty_run(depth, heads, seeds, steps, problem, device)
+    run.root_seed, run.counts, run.atoms = root_seed, counts, atoms
+    return train_from(start, problem, rule, steps, record, run, residual_exponent, device)
+
+
+def empty_run(
+    depth: int, heads: float | None, seeds: Iterable[int], steps: int, problem: Problem, device
+) -> ParticleRun:
+    """A run with nothing in it yet, for `train_from` to fill."""
+    seeds = tuple(seeds)
+    return ParticleRun(
         depth=depth,
         head_count=float("inf") if heads is None else heads,
         seeds=seeds,
-        root_seed=root_seed,
-        loss=torch.empty(len(seeds), steps + 1, dtype=problem.dtype, device=device),
+        root_seed=0,
+        loss=torch.full((len(seeds), steps + 1), torch.nan, dtype=problem.dtype, device=device),
         diverged=torch.zeros(len(seeds), dtype=torch.bool, device=device),
         diverged_at=torch.full((len(seeds),), -1, device=device),
-        counts=counts,
-        atoms=atoms,
     )
-    return train_from(start, problem, rule, steps, record, run, residual_exponent, device)
 
 
 def train_from(
@@ -230,7 +239,9 @@ class _Sweep:
         x = contexts.new_empty(self.depth + 1, self.seeds, *contexts.shape)
         x[0] = contexts
         for r, layer in enumerate(self.heads):
-            torch.add(x[r], attention_field(x[r], layer, self.causal), alpha=self.scale, out=x[r + 1])
+            torch.add(
+                x[r], attention_field(x[r], layer, self.causal), alpha=self.scale, out=x[r + 1]
+            )
         self.cost["field"] += self.depth
         return x
 
@@ -242,9 +253,7 @@ class _Sweep:
             kept[-1] = p_end
         for r in range(self.depth - 1, -1, -1):
             layer = self.heads[r]
-            dx, gradient = attention_vjp(
-                x[r], layer, p, self.causal, with_heads=update is not None
-            )
+            dx, gradient = attention_vjp(x[r], layer, p, self.causal, with_heads=update is not None)
             if update is not None:
                 update(r, layer, gradient)
             p = torch.add(p, dx, alpha=self.scale)
@@ -311,7 +320,9 @@ def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:
     if record is None:
         return (steps,)
     if isinstance(record, (str, bytes)) or not isinstance(record, Iterable):
-        raise TypeError(f"record must be a sequence of steps; got {record!r}. Use e.g. [0, {steps}].")
+        raise TypeError(
+            f"record must be a sequence of steps; got {record!r}. Use e.g. [0, {steps}]."
+        )
     chosen = sorted({require_int("record", k, 0) for k in record})
     if not chosen or chosen[-1] > steps:
         raise ValueError(

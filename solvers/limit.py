@@ -230,9 +230,7 @@ def solve_limit(
     if not isinstance(problem.law, Atoms):
         others = [solve(run.grid, nodes_seed + i) for i in range(1, scramblings)]
         squares = [largest_difference(run._solution, other) ** 2 for other in others]
-        run.quadrature_error = (
-            math.sqrt(sum(squares) / len(squares) / 2) if squares else math.nan
-        )
+        run.quadrature_error = math.sqrt(sum(squares) / len(squares) / 2) if squares else math.nan
     return run
 
 

@@ -24,9 +24,7 @@ class Rule(abc.ABC):
         """State before the first step; every tensor has the heads' leading dimensions."""
 
     @abc.abstractmethod
-    def update(
-        self, heads: Heads, state: State, gradient: Heads, step: int
-    ) -> tuple[Heads, State]:
+    def update(self, heads: Heads, state: State, gradient: Heads, step: int) -> tuple[Heads, State]:
         """One step. `step` counts from 1; inputs are left unchanged.
 
         Parameters

@@ -40,4 +40,6 @@ class SGD(Rule):
         return heads.with_packed(heads.packed - self.lr * g), state
 
     def __repr__(self) -> str:
-        return f"SGD(lr={self.lr:g}, momentum={self.momentum:g}, weight_decay={self.weight_decay:g})"
+        return (
+            f"SGD(lr={self.lr:g}, momentum={self.momentum:g}, weight_decay={self.weight_decay:g})"
+        )

@@ -1,0 +1,30 @@
+# make sweep: measure the convergence rates of the default study; results in results/sweep
+# make test:  run the tests           make test-all: with the slow ones
+# make lint:  ruff
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: sweep test test-all lint clean
+
+sweep: .venv/installed
+	$(BIN)/ipslimit sweep --out results/sweep
+
+test: .venv/installed
+	$(BIN)/python -m pytest -q
+
+test-all: .venv/installed
+	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.venv/installed: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("ipslimit needs Python >= 3.10; set PYTHON=python3.12, say" \
+		if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv results

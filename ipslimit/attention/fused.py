@@ -1,0 +1,171 @@
+"""Field and VJP on the CPU with heads in vector registers: the fast path for small heads.
+
+The same flat interface as `eager`: x (R, B, N, d), packed heads (R, P, H), weights (R, H).
+The compiled loops are in `loops`, the vector type they are written with in `lanes`.
+
+Work is cut into tasks (seed, group of contexts, group of head blocks), and the results of the
+groups are added in their order. How is decided by B, H, N, d and m alone, so that neither the
+number of threads nor the number of seeds computed together changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ..heads import BIASES, Layout
+from . import loops
+from .lanes import WIDTH
+
+# One seed is cut into at most this many tasks, of at least this many vector operations (about
+# 20 microseconds): enough for a large machine with one seed, not so small that calls show.
+TASKS_PER_SEED = 16
+OPERATIONS_PER_TASK = 1e5
+# A thread is worth waking for this much work.
+OPERATIONS_PER_THREAD = 2e5
+
+_log = logging.getLogger("ipslimit")
+_local = threading.local()
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_compiled = set()
+
+
+def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
+    """Gamma(x) of shape (R, B, N, d); see `eager.field`."""
+    rows, contexts, tokens, d = x.shape
+    heads = packed.shape[-1]
+    groups, context_groups, operations = split(contexts, heads, tokens, d, layout.m)
+    out = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
+    partial = out[:, None] if groups == 1 else x.new_empty((rows, groups, contexts, tokens, d))
+    arguments = (_array(x), _array(packed), _array(weights), layout.m, _biases(layout), causal)
+    outputs = (partial.numpy(), context_groups)
+    size = loops.plan.py_func(contexts, tokens, d, layout.m, x.itemsize).size
+    tasks = rows * groups * context_groups
+    _run(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, size)
+    if groups > 1:
+        loops.add_groups(partial.view(rows, groups, -1).numpy(), out.view(rows, -1).numpy())
+    return out
+
+
+def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool):
+    """(dx, dpacked, dweights) of sum(cotangent * field); see `eager.vjp`."""
+    rows, contexts, tokens, d = x.shape
+    _, size, heads = packed.shape
+    groups, context_groups, operations = split(contexts, heads, tokens, d, layout.m)
+    dx = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
+    shape = (rows, size, heads) if with_heads else (1, 0, 0)
+    dpacked = torch.empty(shape, dtype=x.dtype)
+    dweights = torch.empty((shape[0], shape[2]), dtype=x.dtype)
+    parts = [dx[:, None], dpacked[:, None], dweights[:, None]]
+    if groups > 1:
+        parts[0] = x.new_empty((rows, groups, contexts, tokens, d))
+    if context_groups > 1 and with_heads:
+        parts[1] = x.new_empty((rows, context_groups, size, heads))
+        parts[2] = x.new_empty((rows, context_groups, heads))
+    arguments = (
+        _array(x), _array(packed), _array(weights), _array(cotangent), layout.m,
+        _biases(layout), causal, with_heads,
+    )  # fmt: skip
+    outputs = (*(part.numpy() for part in parts), context_groups)
+    size = loops.plan.py_func(contexts, tokens, d, layout.m, x.itemsize).size
+    tasks = rows * groups * context_groups
+    _run(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, size)
+    for total, part in zip((dx, dpacked, dweights), parts, strict=True):
+        if part.shape[1] > 1:
+            count = part.shape[1]
+            loops.add_groups(part.view(rows, count, -1).numpy(), total.view(rows, -1).numpy())
+    return (dx, dpacked, dweights) if with_heads else (dx, None, None)
+
+
+def split(contexts: int, heads: int, tokens: int, d: int, m: int) -> tuple[int, int, float]:
+    """(groups of head blocks, groups of contexts, vector operations) of one seed's field.
+
+    Groups of heads come first: they share nothing but dx, which is smaller than the heads.
+    """
+    blocks = -(-heads // WIDTH)
+    operations = contexts * blocks * tokens * (4 * m * d + tokens * (2 * m + 10))
+    tasks = min(TASKS_PER_SEED, max(1, int(operations / OPERATIONS_PER_TASK)))
+    groups = min(blocks, tasks)
+    return groups, min(contexts, tasks // groups), float(operations)
+
+
+def _array(tensor: torch.Tensor):
+    """The numpy view of a tensor, contiguous so that one compilation per dtype is enough."""
+    return tensor.detach().contiguous().numpy()
+
+
+def _biases(layout: Layout) -> tuple[int, ...]:
+    slices = layout.slices
+    return tuple(slices[name].start if name in slices else -1 for name in BIASES)
+
+
+def _run(function, arguments, outputs, tasks, operations, dtype, size) -> None:
+    """Run all tasks on as many threads as torch uses and the work is worth."""
+
+    def work(first: int, last: int) -> None:
+        function(_scratch(dtype, size), *arguments, *outputs, first, last)
+
+    if (function, dtype) not in _compiled:
+        _compile(function, dtype, work)
+    threads = min(torch.get_num_threads(), tasks, int(operations / OPERATIONS_PER_THREAD))
+    if threads <= 1:
+        work(0, tasks)
+        return
+    bounds = [tasks * i // threads for i in range(threads + 1)]
+    others = [
+        _workers().submit(work, first, last)
+        for first, last in zip(bounds[1:-1], bounds[2:], strict=True)
+    ]
+    work(0, bounds[1])
+    for future in others:
+        future.result()
+
+
+def _workers() -> ThreadPoolExecutor:
+    """Plain Python threads: the loops release the GIL, and idle threads sleep, not spin.
+
+    numba's own pools would either spin against torch's OpenMP threads or abort the process when
+    two Python threads call at once.
+    """
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="ipslimit")
+        return _pool
+
+
+def _forget_workers() -> None:
+    """A forked child has none of its parent's threads."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
+def _compile(function, dtype: torch.dtype, work) -> None:
+    """Compile for one dtype by running no task; tell the user if it takes over a second."""
+    message = "compiling the attention kernel for %s (once: it is kept in a cache)"
+    timer = threading.Timer(1.0, _log.warning, (message, dtype))
+    timer.daemon = True
+    timer.start()
+    try:
+        work(0, 0)
+    finally:
+        timer.cancel()
+    _compiled.add((function, dtype))
+
+
+def _scratch(dtype: torch.dtype, size: int):
+    """This thread's scratch array, kept between calls since fresh memory must be paged in."""
+    tensor = getattr(_local, str(dtype), None)
+    if tensor is None or tensor.numel() < size:
+        tensor = torch.empty(size, dtype=dtype)  # torch aligns to cache lines
+        setattr(_local, str(dtype), tensor)
+    return tensor.numpy()

@@ -1,0 +1,243 @@
+"""Distances between particles and limit, split exactly into bias and fluctuation.
+
+    x^{L,H} - X = (x^{L,H} - x^{L,inf}) + (x^{L,inf} - X) = fluctuation + bias
+
+x^{L,inf} is the depth-L model whose every layer holds the whole law. Two norms, over seeds,
+contexts b and tokens i:
+
+    rms = max_r sqrt( mean_seeds mean_{b,i} |.|^2 )        sup = sqrt( mean_seeds max_{r,b,i} |.|^2 )
+
+A table has one row a seed, whose `error` is such that the norm is sqrt(mean over seeds error^2):
+for rms, the seed's own mean over contexts and tokens at the layer r where the mean over seeds is
+largest. That is what `fit_rates` reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from .fluctuation import PredictedFluctuation
+from .particles import ParticleRun
+
+Row = dict[str, object]
+
+
+class Limit(Protocol):
+    """What is asked of a limit run (`solvers.LimitRun` is one)."""
+
+    def x(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
+    def p(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
+    def probe_x(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
+    def probe_p(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
+    def heads(self, k: int, s: torch.Tensor): ...
+
+
+def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
+    """Rows of the bias x^{L,inf} - X, for x, p and theta at every recorded step.
+
+    Parameters
+    ----------
+    whole : ParticleRun with heads=None
+    limit : the limit of the same problem and rule, recorded at the same steps
+
+    Returns
+    -------
+    list of dict with keys step, variable ("x", "p", "theta"), term ("bias"), norm ("rms", "sup"),
+    set ("train", "probe"), L, H (inf), seed, error. The bias has no randomness: one row a cell.
+    """
+    rows: list[Row] = []
+    for step, variable, where, bias in _biases(whole, limit):
+        rows += _norms(_key(whole, step, variable, "bias", where), (0,), bias)
+    for step, gaps, weights in _head_gaps(whole, None, limit):
+        key = _key(whole, step, "theta", "bias", "train")
+        rows += _norms(key, (0,), gaps[:, :, None], weights[:, :, None])
+    return rows
+
+
+def error_table(
+    run: ParticleRun,
+    whole: ParticleRun,
+    limit: Limit,
+    predicted: PredictedFluctuation | None = None,
+) -> list[Row]:
+    """Rows of the total error and the fluctuation of one (L, H), for x, p and theta.
+
+    Parameters
+    ----------
+    run : ParticleRun
+    whole : ParticleRun with heads=None, of the same depth
+    limit : the limit of the same problem and rule
+    predicted : PredictedFluctuation, optional
+        Adds, at the layer r of the measured rms fluctuation, term "predicted" (the predicted
+        fluctuation there) and "residual" (measured minus predicted, path by path).
+
+    Returns
+    -------
+    list of dict
+        As `bias_table`, with terms "total", "fluctuation" and "cross". The last is signed and in
+        squared units, 2 mean_{b,i} <fluctuation, bias>, at the layer of the total's rms, so that
+        there total^2 = fluctuation^2 + bias^2 + cross. theta is the distance of a head from the
+        limit's head of the same atom at s = r/L, in the Euclidean norm of its parameters, averaged
+        over heads with their weights (laws with atoms only).
+
+    Raises
+    ------
+    ValueError
+        If the runs differ in depth or recorded steps.
+    """
+    if whole.depth != run.depth or not math.isinf(whole.head_count):
+        raise ValueError(
+            f"whole must be the heads=None run of depth {run.depth}; got depth {whole.depth}, "
+            f"heads {whole.head_count}. Train it with heads=None."
+        )
+    if set(run.x) != set(whole.x):
+        raise ValueError(
+            f"run and whole must record the same steps; got {sorted(run.x)} and "
+            f"{sorted(whole.x)}. Pass the same record= to both."
+        )
+    rows: list[Row] = []
+    for step, variable, where, bias in _biases(whole, limit):
+        values, exact = (getattr(r, _attribute(variable, where))[step] for r in (run, whole))
+        fluctuation = values - exact
+        total = fluctuation + bias
+        rows += _norms(_key(run, step, variable, "total", where), run.seeds, total)
+        rows += _norms(_key(run, step, variable, "fluctuation", where), run.seeds, fluctuation)
+        peak = _peak(_mean_square(total))
+        cross = 2 * (fluctuation * bias).sum(-1).mean((-1, -2))[:, peak]
+        rows += _rows(_key(run, step, variable, "cross", where), "rms", run.seeds, cross)
+        if predicted is not None:
+            expected = getattr(predicted, _attribute(variable, where))[step]
+            peak = _peak(_mean_square(fluctuation))
+            for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
+                key = _key(run, step, variable, term, where)
+                rows += _rows(key, "rms", run.seeds, _mean_square(value)[:, peak].sqrt())
+    for step, gaps, weights in _head_gaps(run, whole, None):
+        key = _key(run, step, "theta", "fluctuation", "train")
+        rows += _norms(key, run.seeds, gaps[:, :, None], weights[:, :, None])
+    for step, gaps, weights in _head_gaps(run, None, limit):
+        key = _key(run, step, "theta", "total", "train")
+        rows += _norms(key, run.seeds, gaps[:, :, None], weights[:, :, None])
+    return rows
+
+
+def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list[Row]:
+    """Weak errors: the distance of the mean over seeds from the limit, and the loss gap.
+
+    Returns
+    -------
+    list of dict with keys step, variable ("x", "p", "loss"), set, L, H, seeds, error and
+    standard_error: for x and p, error = max_r sqrt(mean_{b,i} |mean_seeds x_r - X(r/L)|^2), with
+    the standard error of that mean at the same layer (an error below it is noise); for the loss,
+    the signed gap mean_seeds J - J_limit. Diverged seeds are left out of the mean and so counted
+    by `seeds`.
+    """
+    rows: list[Row] = []
+    alive = ~run.diverged
+    count = int(alive.sum())
+    depths = torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
+    for step in run.x if count else ():
+        for variable, where in _sets(run):
+            name = _attribute(variable, where)
+            values = getattr(run, name)[step][alive]
+            gap = _mean_square(values.mean(0) - getattr(limit, name)(step, depths))
+            peak = _peak(gap[None])
+            spread = values.var(0).sum(-1).mean((-1, -2))[peak] if count > 1 else torch.nan
+            rows.append(
+                _key(run, step, variable, None, where)
+                | {"seeds": count, "error": math.sqrt(gap[peak])}
+                | {"standard_error": math.sqrt(float(spread) / count)}
+            )
+    for step in run.x if count else ():
+        losses = run.loss[alive, step]
+        spread = float(losses.std()) / math.sqrt(count) if count > 1 else math.nan
+        rows.append(
+            _key(run, step, "loss", None, "train")
+            | {"seeds": count, "error": float(losses.mean() - limit_loss[step])}
+            | {"standard_error": spread}
+        )
+    return rows
+
+
+def _attribute(variable: str, where: str) -> str:
+    return variable if where == "train" else f"probe_{variable}"
+
+
+def _sets(run: ParticleRun) -> list[tuple[str, str]]:
+    return [(v, w) for w in ("train", "probe") for v in "xp" if getattr(run, _attribute(v, w))]
+
+
+def _biases(whole: ParticleRun, limit: Limit) -> Iterator[tuple[int, str, str, torch.Tensor]]:
+    """(step, variable, set, x^{L,inf} - X with shape (1, L+1, B, N, d))."""
+    depths = torch.arange(whole.depth + 1, dtype=torch.float64) / whole.depth
+    for step in whole.x:
+        for variable, where in _sets(whole):
+            name = _attribute(variable, where)
+            yield (
+                step,
+                variable,
+                where,
+                (getattr(whole, name)[step] - getattr(limit, name)(step, depths)),
+            )
+
+
+def _head_gaps(run: ParticleRun, whole: ParticleRun | None, limit: Limit | None):
+    """(step, theta - reference (seeds, L, K, P), weights (seeds, L, K)) per recorded step.
+
+    The reference is the limit at s = r/L, or the whole-law run, head of the same atom.
+    """
+    if run.atoms is None and not math.isinf(run.head_count):
+        return
+    for step, heads in run.heads.items():
+        if whole is not None:
+            reference = whole.heads[step].packed  # (1, L, P, M)
+        else:
+            depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
+            reference = limit.heads(step, depths).packed[None]
+        reference = reference.expand(len(run.seeds), *reference.shape[1:])
+        if run.atoms is not None:
+            index = run.atoms.to(reference.device)[:, :, None, :]
+            reference = reference.gather(3, index.expand(-1, -1, reference.shape[2], -1))
+        yield step, (heads.packed - reference).mT, heads.weights
+
+
+def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: str) -> Row:
+    key: Row = {"step": step, "variable": variable}
+    if term is not None:
+        key["term"] = term
+    return key | {"set": where, "L": run.depth, "H": float(run.head_count)}
+
+
+def _norms(key: Row, seeds, gap: torch.Tensor, weights: torch.Tensor | None = None) -> list[Row]:
+    """rms and sup rows of gap (seeds, layers, ..., ..., d); weights average instead of the mean."""
+    square = gap.square().sum(-1)
+    if weights is None:
+        mean, largest = square.mean((-1, -2)), square
+    else:
+        mean = (square * weights).sum((-1, -2)) / weights.sum((-1, -2))
+        largest = torch.where(weights > 0, square, 0.0)
+    rms = mean[:, _peak(mean)].sqrt()
+    return _rows(key, "rms", seeds, rms) + _rows(
+        key, "sup", seeds, largest.flatten(1).amax(1).sqrt()
+    )
+
+
+def _rows(key: Row, norm: str, seeds, errors: torch.Tensor) -> list[Row]:
+    return [
+        key | {"norm": norm, "seed": seed, "error": error}
+        for seed, error in zip(seeds, errors.tolist(), strict=True)
+    ]
+
+
+def _mean_square(gap: torch.Tensor) -> torch.Tensor:
+    """mean_{b,i} |gap|^2 for gap (..., B, N, d)."""
+    return gap.square().sum(-1).mean((-1, -2))
+
+
+def _peak(square: torch.Tensor) -> int:
+    """Layer at which the mean over the seeds that are finite is largest; square (seeds, layers)."""
+    finite = torch.isfinite(square).all(1)
+    return int(square[finite].mean(0).argmax()) if finite.any() else 0
