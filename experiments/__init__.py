@@ -1,0 +1,1 @@
+"""What a person runs: sweeps, comparisons, their files and figures."""

@@ -1,0 +1,97 @@
+"""Result files that survive a killed run: written once, under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+class DamagedFile(ValueError):
+    """A result file that cannot be trusted; the message says what is wrong with it."""
+
+
+def prepare_folder(path: str | os.PathLike) -> Path:
+    """Make the folder and show that files can be written in it.
+
+    Raises
+    ------
+    ValueError
+        Naming the path and the reason.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"out must be a folder that can be written; got {str(folder)!r} "
+            f"({error.strerror or error}). Choose another folder with --out."
+        ) from None
+    return folder
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: str = "w") -> Iterator:
+    """Open a temporary file beside `path` and rename it to `path` once it is safely on disk."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, mode, **({} if "b" in mode else {"newline": ""})) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp makes files private
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Readable JSON; NaN and infinities are refused, since JSON has none."""
+    text = json.dumps(value, indent=2, allow_nan=False)
+    with replacing(path) as file:
+        file.write(text + "\n")
+
+
+def write_cell(path: Path, value: object) -> None:
+    """One finished cell: a line of JSON behind its own checksum."""
+    text = json.dumps(value, separators=(",", ":"))
+    with replacing(path) as file:
+        file.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text + "\n")
+
+
+def read_cell(path: Path) -> object | None:
+    """The cell's content; None if there is no such file.
+
+    Raises
+    ------
+    DamagedFile
+        If the checksum does not fit the content.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedFile(f"{path.name} cannot be read ({error.strerror or error})") from None
+    checksum, _, text = content.partition(b"\n")
+    text = text.removesuffix(b"\n")
+    if checksum.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
+        raise DamagedFile(f"{path.name} is truncated or altered (its checksum does not fit)")
+    return json.loads(text)
+
+
+def write_csv(path: Path, rows: Iterable[dict], columns: list[str]) -> None:
+    """Rows as CSV; floats are written so that reading gives the same number back."""
+    with replacing(path) as file:
+        writer = csv.DictWriter(file, columns, extrasaction="raise", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,208 @@
+"""A study: all settings that decide its numbers, and the problem and rule they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+
+from ipslimit import (
+    SGD,
+    AdamW,
+    Atoms,
+    BlockAdamW,
+    Heads,
+    Problem,
+    Rule,
+    TruncatedNormal,
+    XavierUniform,
+)
+from ipslimit.checks import require_int, require_real
+
+RULES = ("adamw", "block-adamw", "sgd")
+LAWS = ("atoms", "xavier", "truncated-normal")
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Problem, rule and training: what the particle transformer and the limit share."""
+
+    d: int = 4
+    """Token dimension."""
+    m: int = 4
+    """Head size."""
+    tokens: int = 8
+    """Tokens N of a context."""
+    contexts: int = 4
+    """Training contexts B, all used in every step."""
+    probes: int = 4
+    """Contexts that are compared but not trained on (0: none)."""
+    causal: bool = False
+    """Token i attends to tokens j <= i only."""
+    law: str = "atoms"
+    """Initial law of the heads: atoms (drawn once from xavier), xavier or truncated-normal."""
+    atoms: int = 32
+    """Number of atoms of the law atoms."""
+    gain: float = 1.0
+    """Gain of xavier, also where atoms are drawn from it."""
+    std: float = 0.5
+    """Standard deviation of truncated-normal."""
+    bound: float = 1.0
+    """Largest entry of truncated-normal."""
+    nodes: int = 256
+    """Quadrature nodes of xavier and truncated-normal in the limit."""
+    rule: str = "adamw"
+    """Optimizer rule: adamw, block-adamw or sgd."""
+    lr: float = 0.02
+    """Learning rate of the rule."""
+    beta1: float = 0.9
+    """First-moment decay of adamw and block-adamw."""
+    beta2: float = 0.999
+    """Second-moment decay of adamw and block-adamw."""
+    eps: float = 0.01
+    """eps of adamw and block-adamw, in units of the O(1) gradient."""
+    weight_decay: float = 0.01
+    """Decoupled for adamw and block-adamw, coupled for sgd."""
+    momentum: float = 0.0
+    """Momentum of sgd."""
+    block_mean: bool = False
+    """block-adamw: mean instead of sum of a block's squared entries."""
+    steps: int = 5
+    """Training steps. Step 0 and the last are compared, see record."""
+    record: tuple[int, ...] | None = None
+    """Training steps at which particles and limit are compared (default: 0 and the last)."""
+    problem_seed: int = 0
+    """Seed of contexts, targets, probes and atoms."""
+    dtype: str = "float64"
+    """float64 or float32; rates need float64."""
+
+    def check(self) -> None:
+        """Refuse bad values with a ValueError or TypeError that names the setting."""
+        for name in ("d", "m", "tokens", "contexts", "atoms", "nodes"):
+            require_int(name, getattr(self, name))
+        for name in ("probes", "steps", "problem_seed"):
+            require_int(name, getattr(self, name), 0)
+        for name, allowed in (("rule", RULES), ("law", LAWS), ("dtype", tuple(DTYPES))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}. "
+                    f"Use {name}={allowed[0]}."
+                )
+        require_real("lr", self.lr, 0.0, include_low=False)
+        if self.record is not None:
+            for step in self.record:
+                require_int("record", step, 0)
+            if not self.record or max(self.record) > self.steps:
+                raise ValueError(
+                    f"record must name steps of 0..{self.steps}; got {list(self.record)}. Raise "
+                    "steps, or record earlier ones."
+                )
+        self.make_rule()
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Steps compared: `record`, or 0 and the last."""
+        return tuple(sorted(set(self.record if self.record is not None else (0, self.steps))))
+
+    def make_rule(self) -> Rule:
+        if self.rule == "sgd":
+            return SGD(self.lr, self.momentum, self.weight_decay)
+        arguments = (self.lr, (self.beta1, self.beta2), self.eps, self.weight_decay)
+        if self.rule == "adamw":
+            return AdamW(*arguments)
+        return BlockAdamW(*arguments, mean=self.block_mean)
+
+    def make_problem(self) -> Problem:
+        """Standard normal contexts and targets; everything from `problem_seed` alone."""
+        dtype = DTYPES[self.dtype]
+        atoms_rng, data_rng, probe_rng = (
+            np.random.default_rng(child)
+            for child in np.random.SeedSequence(self.problem_seed).spawn(3)
+        )
+
+        def normal(rng: np.random.Generator, *shape: int) -> torch.Tensor:
+            return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+
+        if self.law == "truncated-normal":
+            law = TruncatedNormal(self.d, self.m, self.std, self.bound)
+        else:
+            law = XavierUniform(self.d, self.m, self.gain)
+            if self.law == "atoms":
+                drawn = law.draw(self.atoms, 1, atoms_rng, dtype)
+                law = Atoms(Heads.from_packed(drawn.packed[0], drawn.weights[0], law.layout))
+        shape = (self.contexts, self.tokens, self.d)
+        contexts, targets = normal(data_rng, *shape), normal(data_rng, self.contexts, self.d)
+        probes = None
+        if self.probes:
+            probes = (
+                normal(probe_rng, self.probes, self.tokens, self.d),
+                normal(probe_rng, self.probes, self.d),
+            )
+        return Problem(contexts, targets, law, self.causal, probes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Which transformers are compared with the limit."""
+
+    depths: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    """Depths L."""
+    heads: tuple[int, ...] = (1, 8, 64, 512, 4096)
+    """Heads per layer H."""
+    seeds: int = 16
+    """Independent draws of the heads for every (L, H)."""
+    root_seed: int = 0
+    """The draws of a seed depend on (root seed, L, H, seed) alone."""
+
+    def check(self) -> None:
+        for name in ("depths", "heads"):
+            values = getattr(self, name)
+            for value in values:
+                require_int(name, value)
+            if not values or len(set(values)) != len(values):
+                raise ValueError(
+                    f"{name} must be distinct sizes, at least one; got {list(values)}. "
+                    "Name each size once."
+                )
+        require_int("seeds", self.seeds)
+        require_int("root_seed", self.root_seed, 0)
+
+
+Flat = tyro.conf.OmitArgPrefixes
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A setting, the sizes to sweep, and the accuracy of the limit."""
+
+    setting: Annotated[Setting, Flat] = Setting()
+    sizes: Annotated[Sizes, Flat] = Sizes()
+    tol: float = 1e-6
+    """Largest error wanted of the limit's x and p; a floor for every measured error."""
+    constant: bool = True
+    """Also predict the fluctuation's constant from the limit (laws with atoms)."""
+
+    def check(self) -> None:
+        """Refuse bad values with a ValueError or TypeError that names the setting.
+
+        Not done on construction, so that a command line shows these errors as its own.
+        """
+        self.setting.check()
+        self.sizes.check()
+        require_real("tol", self.tol, 0.0, include_low=False)
+
+    def as_dict(self) -> dict:
+        """Plain types, for config.json."""
+        return dataclasses.asdict(self)
+
+
+def digest(*parts: object) -> str:
+    """Twelve hexadecimal digits that name a configuration."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,97 @@
+"""A sweep's findings as text a person can read."""
+
+from __future__ import annotations
+
+from .sweep import SweepResult
+
+
+def summary(result: SweepResult, *, everything: bool = False) -> str:
+    """The headline fits (rms, training contexts), the constants, and what went wrong, as text.
+
+    `everything` adds all fits in both norms, on both sets, at every fixed size.
+    """
+    limit, runs = result.limit, result.runs
+    lines = [
+        f"limit: {limit['status']}, estimated error {limit['error']:.1e}, "
+        f"{limit['elements']} depth elements"
+    ]
+    if limit["quadrature_error"]:
+        lines.append(f"limit: quadrature error over heads {limit['quadrature_error']:.1e}")
+    lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
+    lines += [f"damaged result file: {text}" for text in result.damaged]
+    lines += ["", *_headline(result), "", *_joint(result)]
+    if result.constant:
+        lines += ["", *_constants(result)]
+    theory = result.against_theory()
+    if theory:
+        lines += ["", "At initialisation, where the exponents are proved:"]
+        for row in theory:
+            if row["norm"] == "rms" and row["set"] == "train":
+                fit = _find(result, row)
+                lines.append(
+                    f"  {row['variable']} {row['term']} in {row['in']}: theory {row['theory']:+.2f}, "
+                    f"measured {fit}: {fit.verdict(row['theory'])}"
+                )
+    if everything:
+        lines += ["", str(result.fits)]
+    elif result.fits.refused:
+        lines += ["", f"{len(result.fits.refused)} fits refused; --verbose and rates.json say why"]
+    return "\n".join(lines)
+
+
+def _headline(result: SweepResult) -> list[str]:
+    lines = ["step  variable  term         in  exponent [95 % interval]  (rms, training contexts)"]
+    for fit in result.fits.select(norm="rms", set="train"):
+        if fit.at in ("all", "inf") and fit.variable in ("x", "p"):
+            note = f"  ({fit.note})" if fit.note else ""
+            lines.append(
+                f"{fit.step:>4}  {fit.variable:<8}  {fit.term:<11}  {fit.size:<2}  {fit}{note}"
+            )
+    return lines if len(lines) > 1 else [*lines, "      no exponent could be fitted"]
+
+
+def _joint(result: SweepResult) -> list[str]:
+    chosen = [
+        fit
+        for fit in result.fits.joint
+        if fit.norm == "rms" and fit.set == "train" and fit.variable in ("x", "p")
+    ]
+    formula = {"sum": "a/L + b L^-g H^-h", "quadrature": "|(a/L, b L^-g H^-h)|"}
+    return [f"step {f.step} {f.variable} total = {formula[f.model]}: {f}" for f in chosen]
+
+
+def _constants(result: SweepResult) -> list[str]:
+    """One table of measured / predicted a step and variable: depths down, heads across."""
+    lines = ["measured / predicted constant of the fluctuation [95 % interval] (training contexts)"]
+    rows = [row for row in result.constant if row["set"] == "train"]
+    for step, variable in sorted({(r["step"], r["variable"]) for r in rows}, key=str):
+        chosen = {
+            (r["L"], r["H"]): r for r in rows if (r["step"], r["variable"]) == (step, variable)
+        }
+        heads = sorted({h for _, h in chosen})
+        lines.append(
+            f"step {step} {variable}".ljust(12) + "".join(f"H={h:g}".rjust(19) for h in heads)
+        )
+        for depth in sorted({depth for depth, _ in chosen}):
+            cells = (_ratio(chosen.get((depth, h))) for h in heads)
+            lines.append(f"L={depth}".rjust(12) + "".join(cell.rjust(19) for cell in cells))
+    if result.runs["not_linear_cells"]:
+        lines.append(
+            f"{result.runs['not_linear_cells']} of {result.runs['predicted_cells']} cells respond "
+            "not linearly (over 5 % between two difference steps): their constants mean little"
+        )
+    return lines
+
+
+def _ratio(row: dict | None) -> str:
+    if row is None:
+        return "-"
+    if row["ci95"] is None:
+        return f"{row['ratio']:.2f}"
+    return f"{row['ratio']:.2f} [{row['ci95'][0]:.2f}, {row['ci95'][1]:.2f}]"
+
+
+def _find(result: SweepResult, row: dict):
+    names = ("step", "variable", "term", "norm", "set", "at")
+    (fit,) = result.fits.select(size=row["in"], **{name: row[name] for name in names})
+    return fit
