@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
-from .compare import compare, write_comparison
+from ipslimit.checks import resolve_device
+
+from .compare import Pair, compare, write_comparison
 from .store import prepare_folder
-from .study import Flat, Setting, Study
+from .study import Flat, Study, StudyError
 from .summary import summary
 from .sweep import Sweep, write_results
 
@@ -31,6 +33,11 @@ class SweepCommand:
     verbose: bool = False
     """Print every fit, not only the headline."""
 
+    def check(self) -> None:
+        self.study.check()
+        prepare_folder(self.out)
+        resolve_device(self.device)
+
     def run(self) -> None:
         result = Sweep(self.study, self.out, self.device).run()
         write_results(result, self.study, self.out)
@@ -42,62 +49,55 @@ class SweepCommand:
 class CompareCommand:
     """Lay one (L, H) on the limit: token paths over depth and the error along them."""
 
-    setting: Annotated[Setting, Flat] = Setting()
-    depth: int = 32
-    """Depth L."""
-    heads: int = 16
-    """Heads per layer H."""
-    seeds: int = 16
-    """Independent draws of the heads."""
-    root_seed: int = 0
-    """The draws of a seed depend on (root seed, L, H, seed) alone."""
-    tol: float = 1e-6
-    """Largest error wanted of the limit's x and p."""
+    pair: Annotated[Pair, Flat] = Pair()
     out: Path = Path("results/compare")
     """Folder for paths.csv, errors.csv and compare.png."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
-    def run(self) -> None:
+    def check(self) -> None:
+        self.pair.check()
         prepare_folder(self.out)
-        comparison = compare(
-            self.setting, self.depth, self.heads, self.seeds, self.root_seed, self.tol, self.device
-        )
+        resolve_device(self.device)
+
+    def run(self) -> None:
+        comparison = compare(self.pair, self.device)
         write_comparison(comparison, self.out)
-        limit, run = comparison.limit, comparison.run
-        print(f"limit: {limit.message}, {limit.grid.elements} depth elements")
-        print(f"particles: {run.status}")
-        for step in self.setting.recorded:
-            for variable in "xp":
-                rows = [r for r in comparison.error_rows()
-                        if (r["step"], r["variable"]) == (step, variable)]  # fmt: skip
-                worst = max(rows, key=lambda r: r["rms"])
-                print(
-                    f"step {step} {variable}: rms error {worst['rms']:.3e}, at layer {worst['r']}"
-                )
+        print(f"limit: {comparison.limit.message}, {comparison.limit.grid.elements} depth elements")
+        print(f"particles: {comparison.run.status}")
+        rows = comparison.error_rows()
+        for case in comparison.cases():
+            chosen = [row for row in rows if (row["step"], row["variable"]) == case]
+            worst = max(chosen, key=lambda row: row["rms"])
+            print(f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer {worst['r']}")
         print(f"\nwritten to {self.out}: compare.png, errors.csv, paths.csv")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
+    command = tyro.cli(
+        Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
+        | Annotated[CompareCommand, tyro.conf.subcommand("compare")],
+        prog="ipslimit",
+        description="How fast deep, many-headed transformers approach their mean-field limit.",
+        args=arguments,
+        config=(Flat, tyro.conf.OmitSubcommandPrefixes),
+    )
     try:
-        chosen = tyro.cli(
-            Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
-            | Annotated[CompareCommand, tyro.conf.subcommand("compare")],
-            prog="ipslimit",
-            description="How fast deep, many-headed transformers approach their mean-field limit.",
-            args=arguments,
-            config=(Flat, tyro.conf.OmitSubcommandPrefixes),
-        )
-        chosen.run()
+        command.check()
     except (ValueError, TypeError) as error:
-        print(f"ipslimit: {error}", file=sys.stderr)
-        sys.exit(2)
+        _leave(2, error)
+    try:
+        command.run()
+    except StudyError as error:  # other errors are the program's own and keep their traceback
+        _leave(2, error)
     except KeyboardInterrupt:
-        print(
-            "\nipslimit: interrupted; finished cells are kept, run again to resume", file=sys.stderr
-        )
-        sys.exit(130)
+        _leave(130, "interrupted; finished cells are kept, run the same command again to resume")
+
+
+def _leave(status: int, message: object) -> NoReturn:
+    print(f"ipslimit: {message}", file=sys.stderr)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -8,50 +8,61 @@ from collections import defaultdict
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ipslimit.rates import RateFit
 
 # Okabe & Ito's palette; markers repeat the distinction for readers without colour.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
-MARKERS = "os^Dv<>P"
-STYLE = {"fontsize": 8}
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+MARKERS = "os^Dv<"
+BIAS = {"color": "#000000", "marker": "x"}
+TEXT = 8  # points, at the figures' own width of a page
+SMALL = 6.5
+NAMES = {"x": "hidden states x", "p": "costates p"}
 
 
 def rates_figure(result, study) -> Figure:
     """Error against depth, fluctuation against heads, and the constant; a row per (step, variable).
 
-    `result` is an `experiments.sweep.SweepResult`.
+    Points are rms over seeds, bands the middle half of the seeds, lines the fits over their
+    window. `result` is an `experiments.sweep.SweepResult`, `study` its `Study`.
     """
     setting = study.setting
-    rows = [(step, variable) for step in setting.recorded for variable in "xp"]
-    figure = Figure(figsize=(7.2, 2.45 * len(rows)), dpi=200, layout="constrained")
-    axes = figure.subplots(len(rows), 3, squeeze=False, sharex="col")
-    for (step, variable), (left, middle, right) in zip(rows, axes, strict=True):
+    cases = [(step, variable) for step in setting.recorded for variable in "xp"]
+    figure = Figure(figsize=(7.2, 2.6 * len(cases)), dpi=200, layout="constrained")
+    axes = figure.subplots(len(cases), 3, squeeze=False)
+    for (step, variable), (left, middle, right) in zip(cases, axes, strict=True):
         cells = _cells(result.rows, step, variable)
         fits = result.fits.select(step=step, variable=variable, norm="rms", set="train")
         _against_depth(left, cells, fits, result.limit["error"])
         _against_heads(middle, cells, fits)
-        _ratios(
-            right, [r for r in result.constant if (r["step"], r["variable"]) == (step, variable)]
-        )
-        name = {"x": "hidden states x", "p": "costates p"}[variable]
-        left.set_ylabel(f"step {step}, {name}\\nrms error".replace("\\n", "\n"), **STYLE)
-    for axis, label in zip(axes[-1], ("depth L", "heads H", "L H"), strict=True):
-        axis.set_xlabel(label, **STYLE)
-    titles = ("bias and fluctuation in L", "fluctuation in H", "measured / predicted")
+        ratios = [r for r in result.constant if (r["step"], r["variable"]) == (step, variable)]
+        _ratios(right, [r for r in ratios if r["set"] == "train"])
+        left.set_ylabel(f"step {step}, {NAMES[variable]}\nrms error", fontsize=TEXT)
+        middle.set_ylabel("rms fluctuation", fontsize=TEXT)
+        right.set_ylabel("measured / predicted rms", fontsize=TEXT)
+    for axis, label in zip(axes[-1], ("depth L", "heads per layer H", "L H"), strict=True):
+        axis.set_xlabel(label, fontsize=TEXT)
+    titles = ("bias, and fluctuation, in L", "fluctuation in H", "the constant, without a fit")
     for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, **STYLE)
-    law = f"{setting.atoms} atoms" if setting.law == "atoms" else setting.law
-    figure.suptitle(
-        f"{setting.rule}, lr {setting.lr:g}, eps {setting.eps:g}; d={setting.d}, m={setting.m}, "
-        f"N={setting.tokens}, B={setting.contexts}, {law}"
-        f"{', causal' if setting.causal else ''}; {study.sizes.seeds} seeds",
-        **STYLE,
-    )
+        axis.set_title(title, fontsize=TEXT)
+    figure.suptitle(caption(setting) + f"; {study.sizes.seeds} seeds", fontsize=TEXT)
     if result.runs["diverged"]:
-        figure.text(0.01, 0.005, f"{result.runs['diverged']} diverged runs left out of the means",
-                    color="#D55E00", fontsize=7)  # fmt: skip
+        figure.supxlabel(
+            f"{result.runs['diverged']} diverged runs (x at the top) are left out of the means",
+            fontsize=SMALL,
+        )
     return figure
+
+
+def caption(setting) -> str:
+    """The setting in one line."""
+    law = f"{setting.atoms} atoms" if setting.law == "atoms" else setting.law
+    mask = "causal" if setting.causal else "no mask"
+    return (
+        f"{setting.rule}, lr {setting.lr:g}, eps {setting.eps:g}; {law}, d={setting.d}, "
+        f"m={setting.m}, N={setting.tokens}, B={setting.contexts}, {mask}"
+    )
 
 
 def _cells(rows: list[dict], step: int, variable: str) -> dict[str, dict]:
@@ -72,16 +83,17 @@ def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float) -
     for i, heads in enumerate(sorted({h for _, h in fluctuation})):
         points = {depth: e for (depth, h), e in fluctuation.items() if h == heads}
         fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "L", heads)), None)
-        _series(axis, points, fit, i, f"H={heads:g}")
+        _series(axis, points, fit, _look(i), f"H={heads:g}")
     points = {depth: e for (depth, _), e in bias.items()}
     fit = next((f for f in fits if f.term == "bias"), None)
-    _series(axis, points, fit, -1, "bias (H=∞)")
-    axis.axhline(floor, color="0.6", lw=0.8, ls=":")
-    axis.annotate("limit's error", (0.02, floor), xycoords=("axes fraction", "data"),
-                  fontsize=6, color="0.4", va="bottom")  # fmt: skip
-    _finish(axis)
-    _triangle(axis, -1.0, corner="lower left")
-    _triangle(axis, -0.5, corner="upper right")
+    _series(axis, points, fit, BIAS, "bias")
+    depths = sorted({depth for depth, _ in bias})
+    _log_axes(axis, depths)
+    axis.plot([], [], color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
+    _legend(axis)
+    axis.autoscale(False)
+    axis.axhline(floor, color="0.5", lw=0.8, ls=":")
+    _slopes(axis, (-0.5, -1.0))
 
 
 def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
@@ -89,79 +101,92 @@ def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
     for i, depth in enumerate(sorted({depth for depth, _ in fluctuation})):
         points = {h: e for (l, h), e in fluctuation.items() if l == depth}
         fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "H", depth)), None)
-        _series(axis, points, fit, i, f"L={depth:g}")
-    _finish(axis)
-    _triangle(axis, -0.5, corner="upper right")
+        _series(axis, points, fit, _look(i), f"L={depth:g}")
+    _log_axes(axis, sorted({h for _, h in fluctuation}))
+    _legend(axis)
+    _slopes(axis, (-0.5,))
 
 
-def _series(axis: Axes, points: dict, fit: RateFit | None, index: int, name: str) -> None:
-    """rms over seeds with the band of the middle half of the seeds, and the fit in its window."""
-    colour = "#000000" if index < 0 else COLOURS[index % (len(COLOURS) - 2)]
-    marker = "x" if index < 0 else MARKERS[index % len(MARKERS)]
+def _ratios(axis: Axes, rows: list[dict]) -> None:
+    axis.axhline(1.0, color="0.6", lw=0.8)
+    axis.tick_params(labelsize=SMALL)
+    if not rows:
+        text = "not predicted\n(a law without atoms, or --no-constant)"
+        axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes,
+                  fontsize=SMALL, color="0.4")  # fmt: skip
+        axis.set_axis_off()
+        return
+    for i, heads in enumerate(sorted({r["H"] for r in rows})):
+        chosen = [r for r in rows if r["H"] == heads]
+        ratio = np.array([r["ratio"] for r in chosen])
+        ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in chosen])
+        look = _look(i)
+        axis.errorbar(
+            [r["L"] * r["H"] for r in chosen], ratio, np.abs(ends.T - ratio), fmt=look["marker"],
+            color=look["color"], ms=3, lw=0.8, label=f"H={heads:g}",
+        )  # fmt: skip
+    axis.set_xscale("log")
+    # room below the points for the legend
+    low, high = axis.get_ylim()
+    axis.set_ylim(low - 0.35 * (high - low), high)
+    axis.legend(fontsize=SMALL, frameon=False, loc="lower center", ncols=3, handletextpad=0.1,
+                columnspacing=0.8)  # fmt: skip
+
+
+def _look(index: int) -> dict:
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def _series(axis: Axes, points: dict, fit: RateFit | None, look: dict, name: str) -> None:
+    """One curve: rms over seeds, the middle half of the seeds, the fit over its window."""
     sizes, rms, low, high = [], [], [], []
     for size, errors in points.items():
         kept = errors[np.isfinite(errors)]
-        if len(kept) < len(errors):  # shown, not hidden
-            axis.plot([size], [1.02], marker="x", color=colour, ms=4, clip_on=False,
+        if len(kept) < len(errors):  # diverged runs are shown, not hidden
+            axis.plot([size], [0.98], marker="x", color=look["color"], ms=4,
                       transform=axis.get_xaxis_transform())  # fmt: skip
-        if len(kept) and kept.any():
+        if kept.any():
             sizes.append(size)
             rms.append(math.sqrt(np.mean(kept**2)))
             low.append(np.quantile(kept, 0.25))
             high.append(np.quantile(kept, 0.75))
-    exponent = (
-        "" if fit is None else f" {fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}]"
-    )
-    axis.plot(sizes, rms, marker=marker, color=colour, ms=3, lw=0, label=name + exponent)
-    if index >= 0 and sizes:
-        axis.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
+    if fit is not None:
+        name += f": {fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}]"
+    axis.plot(sizes, rms, **look, ms=3, lw=0, label=name)
+    if look is not BIAS and sizes:
+        axis.fill_between(sizes, low, high, color=look["color"], alpha=0.15, lw=0)
     if fit is not None and fit.constant is not None:
         ends = np.array([fit.window[0], fit.window[-1]], dtype=float)
-        axis.plot(ends, fit.constant * ends**fit.exponent, color=colour, lw=0.8,
-                  ls="--" if index < 0 else "-")  # fmt: skip
+        axis.plot(ends, fit.constant * ends**fit.exponent, color=look["color"], lw=0.8)
 
 
-def _ratios(axis: Axes, rows: list[dict]) -> None:
-    rows = [r for r in rows if r["set"] == "train"]
-    axis.axhline(1.0, color="0.6", lw=0.8)
-    for i, heads in enumerate(sorted({r["H"] for r in rows})):
-        chosen = [r for r in rows if r["H"] == heads]
-        size = [r["L"] * r["H"] for r in chosen]
-        ratio = np.array([r["ratio"] for r in chosen])
-        ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in chosen])
-        axis.errorbar(size, ratio, np.abs(ends.T - ratio), fmt=MARKERS[i % len(MARKERS)], ms=3,
-                      lw=0.8, color=COLOURS[i % (len(COLOURS) - 2)], label=f"H={heads:g}")  # fmt: skip
-    if not rows:
-        axis.text(0.5, 0.5, "not predicted\n(law without atoms, or --no-constant)", ha="center",
-                  va="center", transform=axis.transAxes, fontsize=7, color="0.4")  # fmt: skip
-        axis.set_yticks([])
-        return
+def _log_axes(axis: Axes, sizes: list[float]) -> None:
+    """Logarithmic axes, the sizes themselves as ticks."""
     axis.set_xscale("log")
-    _legend(axis)
-
-
-def _finish(axis: Axes) -> None:
-    axis.set_xscale("log", base=2 if axis.get_subplotspec().colspan.start == 0 else 10)
     axis.set_yscale("log")
-    _legend(axis)
+    axis.xaxis.set_major_locator(FixedLocator(sizes))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.tick_params(labelsize=SMALL, which="both")
 
 
 def _legend(axis: Axes) -> None:
-    axis.tick_params(labelsize=7)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=5, frameon=False, handletextpad=0.2, labelspacing=0.2)
+    """Legend below the curves, in room made for it: legends over data hide the smallest errors."""
+    handles, labels = axis.get_legend_handles_labels()
+    low, high = axis.get_ylim()
+    axis.set_ylim(low * (low / high) ** (0.1 * len(labels)), high * (high / low) ** 0.12)
+    axis.legend(handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left",
+                handletextpad=0.1, labelspacing=0.15, borderpad=0.1)  # fmt: skip
 
 
-def _triangle(axis: Axes, slope: float, corner: str) -> None:
-    """A guide triangle of a theoretical slope, placed inside the axes' present limits."""
-    (x0, x1), (y0, y1) = (np.log(axis.get_xlim()), np.log(axis.get_ylim()))
-    width = 0.18 * (x1 - x0)
-    if corner == "lower left":
-        left, top = x0 + 0.08 * (x1 - x0), y0 + 0.32 * (y1 - y0)
-    else:
-        left, top = x0 + 0.72 * (x1 - x0), y0 + 0.97 * (y1 - y0)
-    xs = np.exp([left, left + width, left, left])
-    ys = np.exp([top, top + slope * width, top + slope * width, top])
-    axis.plot(xs, ys, color="0.4", lw=0.7)
-    axis.annotate(f"{slope:g}", (math.exp(left), math.exp(top + slope * width / 2)), fontsize=6,
-                  color="0.3", ha="right", va="center")  # fmt: skip
+def _slopes(axis: Axes, slopes: tuple[float, ...]) -> None:
+    """Guide triangles of theoretical slopes with a common corner, at the upper right."""
+    (x0, x1), (y0, y1) = np.log(axis.get_xlim()), np.log(axis.get_ylim())
+    left, top, run = x0 + 0.68 * (x1 - x0), y0 + 0.95 * (y1 - y0), 0.16 * (x1 - x0)
+    right, bottom = left + run, top + min(slopes) * run
+    axis.plot(np.exp([left, right, right]), np.exp([top, top, bottom]), color="0.4", lw=0.7)
+    for slope, side in zip(slopes, ("bottom", "top"), strict=False):
+        end = top + slope * run
+        axis.plot(np.exp([left, right]), np.exp([top, end]), color="0.4", lw=0.7)
+        axis.annotate(f"{slope:g}", np.exp((right, end)), fontsize=SMALL, color="0.3", va=side,
+                      xytext=(2, 0), textcoords="offset points")  # fmt: skip

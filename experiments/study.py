@@ -202,6 +202,10 @@ class Study:
         return dataclasses.asdict(self)
 
 
+class StudyError(ValueError):
+    """A study that cannot be measured, though its settings are valid; the message says why."""
+
+
 def digest(*parts: object) -> str:
     """Twelve hexadecimal digits that name a configuration."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))

@@ -29,8 +29,8 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
             if row["norm"] == "rms" and row["set"] == "train":
                 fit = _find(result, row)
                 lines.append(
-                    f"  {row['variable']} {row['term']} in {row['in']}: theory {row['theory']:+.2f}, "
-                    f"measured {fit}: {fit.verdict(row['theory'])}"
+                    f"  {row['variable']} {row['term']} in {row['in']}: "
+                    f"theory {row['theory']:+.2f}, measured {fit}: {fit.verdict(row['theory'])}"
                 )
     if everything:
         lines += ["", str(result.fits)]

@@ -27,7 +27,7 @@ from .store import (
     write_csv,
     write_json,
 )
-from .study import Study, digest
+from .study import Study, StudyError, digest
 
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
@@ -159,9 +159,7 @@ class Sweep:
             nodes=setting.nodes,
         )  # fmt: skip
         if run.status == "diverged":
-            raise ValueError(
-                f"the limit of this study does not exist to compare with: {run.message}"
-            )
+            raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
         self._limit = run
         summary = {
             "error": run.error,

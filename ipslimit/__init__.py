@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "TruncatedNormal",
     "XavierUniform",
+    "__version__",
     "attention_field",
     "attention_vjp",
     "fit_rates",

@@ -5,7 +5,7 @@
 x^{L,inf} is the depth-L model whose every layer holds the whole law. Two norms, over seeds,
 contexts b and tokens i:
 
-    rms = max_r sqrt( mean_seeds mean_{b,i} |.|^2 )        sup = sqrt( mean_seeds max_{r,b,i} |.|^2 )
+    rms = max_r sqrt( mean_seeds mean_{b,i} |.|^2 )     sup = sqrt( mean_seeds max_{r,b,i} |.|^2 )
 
 A table has one row a seed, whose `error` is such that the norm is sqrt(mean over seeds error^2):
 for rms, the seed's own mean over contexts and tokens at the layer r where the mean over seeds is

@@ -47,7 +47,7 @@ class Layout:
         return self.d if name == "bo" else self.m
 
     def part(self, packed: torch.Tensor, name: str) -> torch.Tensor | None:
-        """View of one part: (..., H, m, d) for q, k, v; (..., H, d, m) for o; biases (..., H, .)."""
+        """View of one part: q, k, v (..., H, m, d); o (..., H, d, m); biases (..., H, .)."""
         if name not in self.slices:
             return None
         rows = packed[..., self.slices[name], :]

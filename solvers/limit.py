@@ -199,9 +199,9 @@ def solve_limit(
     The run is solved on a grid and on its halving. Their difference bounds the halved grid's error
     at any order >= 1, and overstates it up to 15 times at order 4; so nothing is accepted before
     two pairs of grids have shown an order, which sharpens the estimate to 5 times at order 4.
-    Elements that hold most of the difference are halved until the estimate is below tol. Small eps makes Adam's step nearly a
-    sign, with fronts in depth where every scheme drops to first order: nothing is assumed of the
-    order here. Source: Gibson & Reisinger, arXiv:2605.11059.
+    Elements that hold most of the difference are halved until the estimate is below tol. Small eps
+    makes Adam's step nearly a sign, with fronts in depth where every scheme drops to first order:
+    nothing is assumed of the order here. Source: Gibson & Reisinger, arXiv:2605.11059.
     """
     require_problem(problem, rule)
     steps = require_int("steps", steps, 0)

@@ -101,8 +101,8 @@ class _Block:
 
     def _matrix(self, name: str) -> torch.Tensor:
         """(r, d, m h) of one of the four matrices."""
-        r, _, h = self.packed.shape
-        return self.packed[:, self.layout.slices[name]].reshape(r, self.layout.d, -1)
+        rows = self.packed[:, self.layout.slices[name]]
+        return rows.reshape(len(rows), self.layout.d, -1)
 
     def _project(self, name: str) -> torch.Tensor:
         r, b, n, d = self.x.shape
