@@ -23,6 +23,7 @@ from ipslimit import (
     XavierUniform,
 )
 from ipslimit.checks import require_int, require_real
+from ipslimit.laws import Law
 
 RULES = ("adamw", "block-adamw", "sgd")
 LAWS = ("atoms", "xavier", "truncated-normal")
@@ -103,7 +104,13 @@ class Setting:
                     f"record must name steps of 0..{self.steps}; got {list(self.record)}. Raise "
                     "steps, or record earlier ones."
                 )
+        if self.law != "atoms" and self.nodes % 2:
+            raise ValueError(
+                f"nodes must be even, for the antithetic pairs; got {self.nodes}. "
+                f"Use nodes={self.nodes + 1}."
+            )
         self.make_rule()
+        self.make_law()
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -118,24 +125,28 @@ class Setting:
             return AdamW(*arguments)
         return BlockAdamW(*arguments, mean=self.block_mean)
 
+    def make_law(self) -> Law:
+        if self.law == "truncated-normal":
+            return TruncatedNormal(self.d, self.m, self.std, self.bound)
+        law = XavierUniform(self.d, self.m, self.gain)
+        if self.law == "xavier":
+            return law
+        drawn = law.draw(self.atoms, 1, self._generators()[0], DTYPES[self.dtype])
+        return Atoms(Heads.from_packed(drawn.packed[0], drawn.weights[0], law.layout))
+
+    def _generators(self) -> list[np.random.Generator]:
+        """Of atoms, training contexts and probes: changing one of them leaves the others."""
+        children = np.random.SeedSequence(self.problem_seed).spawn(3)
+        return [np.random.default_rng(child) for child in children]
+
     def make_problem(self) -> Problem:
         """Standard normal contexts and targets; everything from `problem_seed` alone."""
         dtype = DTYPES[self.dtype]
-        atoms_rng, data_rng, probe_rng = (
-            np.random.default_rng(child)
-            for child in np.random.SeedSequence(self.problem_seed).spawn(3)
-        )
+        _, data_rng, probe_rng = self._generators()
 
         def normal(rng: np.random.Generator, *shape: int) -> torch.Tensor:
             return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
 
-        if self.law == "truncated-normal":
-            law = TruncatedNormal(self.d, self.m, self.std, self.bound)
-        else:
-            law = XavierUniform(self.d, self.m, self.gain)
-            if self.law == "atoms":
-                drawn = law.draw(self.atoms, 1, atoms_rng, dtype)
-                law = Atoms(Heads.from_packed(drawn.packed[0], drawn.weights[0], law.layout))
         shape = (self.contexts, self.tokens, self.d)
         contexts, targets = normal(data_rng, *shape), normal(data_rng, self.contexts, self.d)
         probes = None
@@ -144,7 +155,7 @@ class Setting:
                 normal(probe_rng, self.probes, self.tokens, self.d),
                 normal(probe_rng, self.probes, self.d),
             )
-        return Problem(contexts, targets, law, self.causal, probes)
+        return Problem(contexts, targets, self.make_law(), self.causal, probes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,11 @@
 """Interacting-particle transformers, their optimizer rules, and how fast they reach the limit."""
 
+import os as _os
+
+# Matrix products must not round differently with the batch or the place in memory, or a seed's
+# numbers would depend on its batch mates. MKL reads this before its first product in a process.
+_os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 from ._version import __version__
 from .attention import attention_field, attention_vjp
 from .heads import Heads

@@ -11,13 +11,30 @@ import torch
 FLOAT_DTYPES = (torch.float32, torch.float64)
 
 
-def require_int(name: str, value: object, minimum: int = 1) -> int:
-    """Return `value` as an int of at least `minimum` (bools are refused: they hide mistakes)."""
+def shown(value: object) -> str:
+    """`repr` on one line of moderate length, for messages."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def require_int(name: str, value: object, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return `value` as an int in the range (bools are refused: they hide mistakes)."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer; got {value!r}. Pass e.g. {name}={minimum}.")
+        raise TypeError(
+            f"{name} must be an integer; got {shown(value)}. Pass e.g. {name}={minimum}."
+        )
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}; got {value}. Use a larger value.")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{name} must be at most {maximum}; got {value}. Use a smaller value.")
     return int(value)
+
+
+def require_bool(name: str, value: object) -> bool:
+    """Return `value` if it is True or False and not merely true or false."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False; got {shown(value)}. Pass a bool.")
+    return value
 
 
 def require_real(
@@ -31,16 +48,19 @@ def require_real(
 ) -> float:
     """Return `value` as a finite float in the stated interval."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a real number; got {value!r}. Pass a float.")
-    number = float(value)
+        raise TypeError(f"{name} must be a real number; got {shown(value)}. Pass a float.")
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the range of floats
+        number = math.inf
     above = number >= low if include_low else number > low
     below = number <= high if include_high else number < high
     if not (math.isfinite(number) and above and below):
         left = "[" if include_low and math.isfinite(low) else "("
         right = "]" if include_high and math.isfinite(high) else ")"
         raise ValueError(
-            f"{name} must be a finite number in {left}{low:g}, {high:g}{right}; got {value!r}. "
-            f"Choose a value inside the interval."
+            f"{name} must be a finite number in {left}{low:g}, {high:g}{right}; got "
+            f"{shown(value)}. Choose a value inside the interval."
         )
     return number
 
@@ -96,9 +116,12 @@ def resolve_device(device: object) -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError):
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
         raise ValueError(
-            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:i'; got {device!r}. Use device='auto'."
-        ) from None
+            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:i'; got {shown(device)}. "
+            "Use device='auto'."
+        )
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device must be available; got {device!r}, but this torch sees no CUDA device. "

@@ -165,11 +165,19 @@ class Heads:
     def __getitem__(self, index) -> Heads:
         """Index the leading dimensions (seeds, layers, nodes), not the heads."""
         if not self.lead:
-            raise IndexError("these heads have no leading dimension to index")
+            raise IndexError("these heads have no leading dimension to index; H is no such one")
+        used = index if isinstance(index, tuple) else (index,)
+        if sum(part is not None for part in used) > len(self.lead) or any(
+            part is Ellipsis for part in used
+        ):
+            raise IndexError(
+                f"index must name leading dimensions only, of which there are {len(self.lead)}; "
+                f"got {index!r} on {self!r}. The heads themselves are not indexed."
+            )
         return self.map(lambda tensor: tensor[index])
 
     def __iter__(self) -> Iterator[Heads]:
-        return (self[i] for i in range(self.lead[0]))
+        return (self[i] for i in range(self.lead[0] if self.lead else 1))
 
     def parts(self) -> dict[str, torch.Tensor]:
         """All matrices and biases present, by name, as views."""

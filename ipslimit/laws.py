@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import torch
-from scipy.special import ndtr, ndtri
+from scipy.special import erf, erfinv
 from scipy.stats import qmc
 
 from .checks import require_finite, require_int, require_real
@@ -91,15 +91,14 @@ class Atoms(Law):
             )
         require_finite("heads", heads.packed)
         require_finite("weights", heads.weights)
+        heads = heads.map(torch.Tensor.detach)
         total = float(heads.weights.sum())
         if (heads.weights < 0).any() or abs(total - 1) > 1e-6:
             raise ValueError(
                 f"weights of Atoms must be non-negative and sum to 1; got minimum "
                 f"{float(heads.weights.min()):g}, sum {total:.8g}. Divide them by their sum."
             )
-        self.heads = Heads.from_packed(
-            heads.packed.detach().clone(), (heads.weights / total).detach().clone(), heads.layout
-        )
+        self.heads = Heads.from_packed(heads.packed.clone(), heads.weights / total, heads.layout)
         self.layout = heads.layout
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
@@ -213,11 +212,10 @@ class TruncatedNormal(_SampledLaw):
         self.bound = require_real("bound", bound, 0.0, include_low=False)
 
     def _quantile(self, u: np.ndarray) -> np.ndarray:
-        # symmetric about 1/2 by construction, so that the upper tail is as accurate as the lower
-        tail = ndtr(-self.bound / self.std)
-        lower = np.minimum(u, 1.0 - u)
-        magnitude = -self.std * ndtri(tail + lower * (1.0 - 2.0 * tail))
-        return np.clip(np.where(u < 0.5, -magnitude, magnitude), -self.bound, self.bound)
+        # odd about u = 1/2, and exact in the limit of a wide normal, where it becomes uniform
+        scale = math.sqrt(2.0) * self.std
+        entries = scale * erfinv((2.0 * u - 1.0) * erf(self.bound / scale))
+        return np.clip(entries, -self.bound, self.bound)
 
     def __repr__(self) -> str:
         return f"TruncatedNormal(d={self.d}, m={self.m}, std={self.std:g}, bound={self.bound:g})"

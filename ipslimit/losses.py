@@ -19,7 +19,7 @@ class MeanPooledSquaredError:
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x.mean(dim=-2) - y).square().sum(dim=-1)
 
-    def check_targets(self, contexts: torch.Tensor, targets: object) -> torch.Tensor:
+    def check_targets(self, contexts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         y = require_tensor("targets", targets, finite=True)
         expected = (contexts.shape[0], contexts.shape[-1])
         if tuple(y.shape) != expected:
@@ -60,9 +60,9 @@ class ReadoutCrossEntropy:
         y = y.expand(logits.shape[:-1])
         return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
 
-    def check_targets(self, contexts: torch.Tensor, targets: object) -> torch.Tensor:
+    def check_targets(self, contexts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         classes, d = self.readout.shape
-        y = torch.as_tensor(targets)
+        y = targets
         if d != contexts.shape[-1]:
             raise ValueError(
                 f"readout must have shape (C, d) with d={contexts.shape[-1]} as in contexts; got "

@@ -17,10 +17,13 @@ import numpy as np
 import torch
 
 from .attention import attention_field, attention_vjp
-from .checks import require_int, require_real, resolve_device
+from .checks import require_int, require_real, resolve_device, shown
 from .heads import Heads
 from .problem import Problem
 from .rules import Rule
+
+# Counts of heads must be exact as float64 weights n / H.
+MOST_HEADS = 2**53
 
 
 @dataclasses.dataclass
@@ -43,7 +46,8 @@ class ParticleRun:
         Which atom each stored head started from.
     diverged : tensor (seeds,) of bool
         Seeds whose hidden states, costates or loss became NaN or infinite. From then on their
-        heads are frozen, and what they give is recorded as it comes, non-finite.
+        heads are frozen, and what they give is recorded as it comes, non-finite. (A probe that
+        overflows alone is recorded as it comes too, and does not flag the seed.)
     diverged_at : tensor (seeds,) of int64
         The training step at which that was seen; -1 where it was not.
     status : str
@@ -133,12 +137,14 @@ def train_particles(
     require_problem(problem, rule)
     depth = require_int("depth", depth)
     if heads is not None:
-        heads = require_int("heads", heads)
+        heads = require_int("heads", heads, 1, MOST_HEADS)
     steps = require_int("steps", steps, 0)
     seeds = _seed_indices(seeds)
     root_seed = require_int("root_seed", root_seed, 0)
     record = recorded_steps(record, steps)
-    residual_exponent = require_real("residual_exponent", residual_exponent)
+    residual_exponent = require_real("residual_exponent", residual_exponent, 0.0, 10.0)
+    require_int("nodes", nodes, 2)
+    require_int("nodes_seed", nodes_seed, 0)
     device = resolve_device(device)
 
     counts = atoms = None
@@ -255,7 +261,7 @@ class _Sweep:
             layer = self.heads[r]
             dx, gradient = attention_vjp(x[r], layer, p, self.causal, with_heads=update is not None)
             if update is not None:
-                update(r, layer, gradient)
+                update(r, layer, gradient, torch.isfinite(p).flatten(1).all(1))
             p = torch.add(p, dx, alpha=self.scale)
             if keep:
                 kept[r] = p
@@ -269,9 +275,14 @@ class _LayerUpdate:
     def __init__(self, heads: Heads, state: dict, rule: Rule, step: int, tokens: int, alive):
         self.heads, self.state, self.rule, self.step = heads, state, rule, step
         self.per_token = 1.0 / tokens
-        self.alive = None if bool(alive.all()) else alive
+        self.alive, self.all_alive = alive, bool(alive.all())
 
-    def __call__(self, r: int, layer: Heads, gradient: Heads) -> None:
+    def __call__(self, r: int, layer: Heads, gradient: Heads, finite: torch.Tensor) -> None:
+        """`finite` tells the seeds whose costate still is: the others keep their heads."""
+        if self.all_alive and not finite.all():
+            self.all_alive = False
+        if not self.all_alive:
+            self.alive = self.alive & finite
         gradient = gradient.map(lambda t: t * self.per_token)
         old = {name: t[r] for name, t in self.state.items()}
         new_layer, new = self.rule.update(layer, old, gradient, self.step)
@@ -280,7 +291,7 @@ class _LayerUpdate:
             self._store(t, new[name])
 
     def _store(self, where: torch.Tensor, value: torch.Tensor) -> None:
-        if self.alive is None:
+        if self.all_alive:
             where.copy_(value)
         else:
             where[self.alive] = value[self.alive]
@@ -310,7 +321,7 @@ def require_problem(problem: object, rule: object) -> None:
         raise TypeError(f"problem must be ipslimit.Problem; got {type(problem).__name__}.")
     if not isinstance(rule, Rule):
         raise TypeError(
-            f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {rule!r}. "
+            f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {shown(rule)}. "
             "A class must be called first; a torch optimizer is not a rule."
         )
 
@@ -319,9 +330,9 @@ def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:
     """Sorted distinct steps to record; the last one by default."""
     if record is None:
         return (steps,)
-    if isinstance(record, (str, bytes)) or not isinstance(record, Iterable):
+    if not _is_sequence(record):
         raise TypeError(
-            f"record must be a sequence of steps; got {record!r}. Use e.g. [0, {steps}]."
+            f"record must be a sequence of steps; got {shown(record)}. Use e.g. [0, {steps}]."
         )
     chosen = sorted({require_int("record", k, 0) for k in record})
     if not chosen or chosen[-1] > steps:
@@ -333,7 +344,7 @@ def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:
 
 
 def _seed_indices(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    if isinstance(seeds, Iterable) and not isinstance(seeds, (str, bytes)):
+    if _is_sequence(seeds):
         indices = tuple(require_int("seeds", s, 0) for s in seeds)
         if not indices or len(set(indices)) != len(indices):
             raise ValueError(
@@ -342,3 +353,13 @@ def _seed_indices(seeds: int | Iterable[int]) -> tuple[int, ...]:
             )
         return indices
     return tuple(range(require_int("seeds", seeds)))
+
+
+def _is_sequence(value: object) -> bool:
+    if isinstance(value, (str, bytes)):
+        return False
+    try:
+        iter(value)
+    except TypeError:  # also of tensors and arrays without a dimension, which claim to be iterable
+        return False
+    return True

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from .checks import require_tensor
+from .checks import require_bool, require_tensor, shown
 from .laws import Law
 from .losses import MeanPooledSquaredError
 
@@ -56,16 +56,15 @@ class Problem:
                 f"law must be an initial law of heads; got {type(law).__name__}. Use "
                 "ipslimit.Atoms(heads), XavierUniform(d, m) or TruncatedNormal(d, m, std, bound)."
             )
-        if not isinstance(causal, bool):
-            raise TypeError(f"causal must be True or False; got {causal!r}. Pass a bool.")
         if loss is None:
             loss = MeanPooledSquaredError()
-        if not callable(loss):
+        if not callable(loss) or isinstance(loss, type):
             raise TypeError(
-                f"loss must be callable as loss(x, y) -> (..., B); got {type(loss).__name__}. "
-                "See ipslimit.losses."
+                f"loss must be callable as loss(x, y) -> (..., B); got {type(loss).__name__} "
+                f"{shown(loss)}. A class "
+                "must be called first; see ipslimit.losses."
             )
-        self.law, self.causal, self.loss = law, causal, loss
+        self.law, self.causal, self.loss = law, require_bool("causal", causal), loss
         self.contexts, self.targets = self._checked("contexts", contexts, targets)
         self.probes = None
         if probes is not None:
@@ -89,30 +88,90 @@ class Problem:
                 )
 
     def _checked(self, name: str, contexts, targets) -> tuple[torch.Tensor, torch.Tensor]:
-        contexts = require_tensor(name, contexts, finite=True).detach()
+        contexts = require_tensor(name, contexts, finite=True).detach().clone()
         if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.law.d:
             raise ValueError(
                 f"{name} must have shape (B, N, d) with B, N >= 1 and d={self.law.d} as in "
                 f"{self.law!r}; got {tuple(contexts.shape)}. A single context needs x[None]."
             )
+        try:
+            targets = self._checked_targets(contexts, targets)
+            self._check_loss(contexts, targets)
+        except (TypeError, ValueError) as error:
+            if name == "probes":
+                error.args = (f"probes: {error}",)
+            raise
+        return contexts, targets
+
+    def _checked_targets(self, contexts: torch.Tensor, targets: object) -> torch.Tensor:
+        try:
+            y = torch.as_tensor(targets).detach().to(contexts.device, copy=True)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"targets must be a tensor or an array of numbers; got {shown(targets)}. "
+                "Pass torch.tensor(...)."
+            ) from None
         check_targets = getattr(self.loss, "check_targets", None)
         if check_targets:
-            targets = check_targets(contexts, targets)
-        targets = torch.as_tensor(targets).detach()
-        value = self.loss(contexts, targets)
-        expected = (contexts.shape[0],)
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
+            return check_targets(contexts, y)
+        if y.shape[:1] != contexts.shape[:1]:
+            raise ValueError(
+                f"targets must have first dimension B={contexts.shape[0]}; got shape "
+                f"{tuple(y.shape)}. Give one target per context."
+            )
+        return y
+
+    def _check_loss(self, contexts: torch.Tensor, targets: torch.Tensor) -> None:
+        """Refuse a loss that does not do what training on many seeds at once needs of it."""
+        expected = self._loss_of(contexts, targets, "for contexts (B, N, d)")
+        # a second "seed" in which the first context alone is another one
+        moved = contexts.clone()
+        moved[0] += 0.5
+        both = torch.stack([contexts, moved])
+        value = self._loss_of(both, targets, "for leading dimensions (seeds): (S, B, N, d)")
+        value[1, 0] = expected[0]  # (which may be anything)
+        # the same sums in another batch: equal to rounding
+        if not torch.allclose(value, expected.expand(2, -1), rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                "loss must give every context and every leading index its own value; got one that "
+                "changes with other contexts. Average over tokens only, counting axes from the end."
+            )
+
+    def _loss_of(self, x: torch.Tensor, targets: torch.Tensor, what: str) -> torch.Tensor:
+        """The loss as a finite floating-point tensor of the shape it must have."""
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            try:
+                value = self.loss(x * 1.0, targets)  # x * 1.0: a loss that works in place is fine
+            except TypeError as error:
+                raise TypeError(
+                    f"loss must be callable as loss(x, y) -> (..., B); calling it failed: {error}."
+                ) from error
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise ValueError(
+                    f"loss must return one value per context {what}, here {tuple(x.shape)}; "
+                    f"calling it failed: {' '.join(str(error).split())}. Count axes from the end."
+                ) from error
+        shape = tuple(x.shape[:-2])
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
             got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ValueError(
-                f"loss must return one value per context, shape {expected}, for {name} of shape "
-                f"{tuple(contexts.shape)}; got {got}. Do not average over contexts in it."
+                f"loss must return one value per context, shape {shape}, {what}, here "
+                f"{tuple(x.shape)}; got {got}. Do not average over contexts or leading dimensions."
             )
-        if not torch.isfinite(value).all():
+        if not value.dtype.is_floating_point:
+            raise ValueError(f"loss must return floats; got {value.dtype}. Convert its result.")
+        if not value.requires_grad:
             raise ValueError(
-                f"loss must be finite on {name} themselves (the untrained identity network); got "
-                f"{value.tolist()}. Check targets."
+                "loss must be differentiable in x by torch; got a result without a gradient. "
+                "Use torch operations, without detach or no_grad."
             )
-        return contexts, targets
+        if x.ndim == 3 and not torch.isfinite(value).all():
+            raise ValueError(
+                f"loss must be finite on the contexts themselves (the identity network); got "
+                f"{shown(value.tolist())}. Check targets."
+            )
+        return value.detach()
 
     @property
     def B(self) -> int:
@@ -140,7 +199,7 @@ class Problem:
         """
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            per_context = self.loss(x, targets.to(x.device))
+            per_context = self.loss(x * 1.0, targets.to(x.device))
             (gradient,) = torch.autograd.grad(per_context.sum(), x)
         return per_context.detach().mean(dim=-1), self.N * gradient
 

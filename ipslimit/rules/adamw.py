@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_real
+from ..checks import require_bool, require_real, shown
 from ..heads import Heads
 from .base import Rule, State
 
@@ -42,7 +42,7 @@ class AdamW(Rule):
             beta1, beta2 = betas
         except (TypeError, ValueError):
             raise TypeError(
-                f"betas must be a pair of floats; got {betas!r}. Use betas=(0.9, 0.999)."
+                f"betas must be a pair of floats; got {shown(betas)}. Use betas=(0.9, 0.999)."
             ) from None
         self.betas = (
             require_real("betas[0]", beta1, 0.0, 1.0, include_high=False),
@@ -112,9 +112,7 @@ class BlockAdamW(AdamW):
         mean: bool = False,
     ):
         super().__init__(lr, betas, eps, weight_decay)
-        if not isinstance(mean, bool):
-            raise TypeError(f"mean must be True or False; got {mean!r}. Pass a bool.")
-        self.mean = mean
+        self.mean = require_bool("mean", mean)
 
     def _second_moment(self, layout, g: torch.Tensor) -> torch.Tensor:
         reduce = torch.mean if self.mean else torch.sum
@@ -126,3 +124,6 @@ class BlockAdamW(AdamW):
     def _spread(self, layout, v: torch.Tensor) -> torch.Tensor:
         lengths = [rows.stop - rows.start for rows in layout.slices.values()]
         return v.repeat_interleave(torch.tensor(lengths, device=v.device), dim=-2)
+
+    def __repr__(self) -> str:
+        return super().__repr__().removesuffix(")") + f", mean={self.mean})"

@@ -1,0 +1,212 @@
+"""Errors split exactly into bias and fluctuation, and the fluctuation's constant."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from builders import small_atoms, small_problem
+
+from ipslimit import SGD, AdamW, XavierUniform, train_particles
+from ipslimit.errors import bias_table, error_table, weak_table
+from ipslimit.fluctuation import LINEAR_TOLERANCE, predict_fluctuation
+from ipslimit.rates import constant_ratios
+from solvers import solve_limit
+
+RULE = AdamW(lr=0.05, eps=0.05)
+RECORD = (0, 2)
+
+
+@pytest.fixture(scope="module")
+def study():
+    """A problem with probes, its limit, one whole-law and one particle run of depth 6."""
+    problem = small_problem(probes=2)
+    limit = solve_limit(problem, RULE, 2, 1e-4, RECORD, "cpu")
+    whole = train_particles(problem, RULE, 6, None, 2, record=RECORD, device="cpu")
+    run = train_particles(problem, RULE, 6, 3, 2, 8, record=RECORD, device="cpu")
+    return problem, limit, whole, run
+
+
+def rows_of(table, **criteria):
+    return [row for row in table if all(row[k] == v for k, v in criteria.items())]
+
+
+def norm_of(table, **criteria):
+    return math.sqrt(np.mean([row["error"] ** 2 for row in rows_of(table, **criteria)]))
+
+
+def depths(run):
+    return torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
+
+
+@pytest.mark.parametrize("where", ["train", "probe"])
+@pytest.mark.parametrize("variable", ["x", "p"])
+@pytest.mark.parametrize("step", RECORD)
+def test_norms_are_those_of_their_definition(study, step, variable, where):
+    _, limit, whole, run = study
+    name = variable if where == "train" else f"probe_{variable}"
+    reference = getattr(limit, name)(step, depths(run))
+    values, exact = getattr(run, name)[step], getattr(whole, name)[step]
+    gaps = {
+        "total": values - reference,
+        "fluctuation": values - exact,
+        "bias": exact - reference,
+    }
+    table = error_table(run, whole, limit) + bias_table(whole, limit)
+    for term, gap in gaps.items():
+        square = gap.square().sum(-1)  # (seeds, L+1, B, N)
+        rms = square.mean((0, 2, 3)).max().sqrt()
+        sup = square.amax((1, 2, 3)).mean().sqrt()
+        key = {"step": step, "variable": variable, "set": where, "term": term}
+        # the same sums in another order: a few roundings
+        assert norm_of(table, norm="rms", **key) == pytest.approx(float(rms), rel=1e-13)
+        assert norm_of(table, norm="sup", **key) == pytest.approx(float(sup), rel=1e-13)
+
+
+def test_total_splits_exactly_into_fluctuation_bias_and_cross_term(study):
+    _, limit, whole, run = study
+    table = error_table(run, whole, limit)
+    reference = limit.x(2, depths(run))
+    total = (run.x[2] - reference).square().sum(-1).mean((-1, -2))
+    peak = int(total.mean(0).argmax())
+    key = {"step": 2, "variable": "x", "set": "train", "norm": "rms"}
+    for seed in run.seeds:
+        (cross,) = rows_of(table, term="cross", seed=seed, **key)
+        fluctuation = (run.x[2] - whole.x[2])[seed, peak].square().sum(-1).mean()
+        bias = (whole.x[2] - reference)[0, peak].square().sum(-1).mean()
+        assert float(total[seed, peak]) == pytest.approx(
+            float(fluctuation + bias) + cross["error"], rel=1e-12
+        )
+
+
+def test_parameter_error_compares_each_head_with_the_limit_head_of_its_atom(study):
+    problem, limit, whole, run = study
+    table = error_table(run, whole, limit)
+    theta = limit.heads(2, depths(run)[:-1]).packed  # (L, P, M)
+    square = torch.zeros(len(run.seeds), run.depth, dtype=torch.float64)
+    for seed in range(len(run.seeds)):
+        for r in range(run.depth):
+            for k, atom in enumerate(run.atoms[seed, r].tolist()):
+                gap = run.heads[2].packed[seed, r, :, k] - theta[r, :, atom]
+                square[seed, r] += run.heads[2].weights[seed, r, k] * gap.square().sum()
+    expected = square.mean(0).max().sqrt()
+    key = {"step": 2, "variable": "theta", "term": "total", "norm": "rms"}
+    assert norm_of(table, **key) == pytest.approx(float(expected), rel=1e-12)
+    # heads have not moved yet
+    # (interpolating equal heads rounds)
+    assert norm_of(table, **(key | {"step": 0})) < 1e-14
+
+
+def test_a_diverged_seed_is_in_the_table_as_a_non_finite_error(study):
+    _, limit, whole, run = study
+    run.x[2][3, 4:] = torch.nan
+    try:
+        table = error_table(run, whole, limit)
+        rows = rows_of(table, step=2, variable="x", term="total", norm="rms", set="train")
+        assert [not math.isfinite(row["error"]) for row in rows] == [s == 3 for s in range(8)]
+    finally:
+        run.x[2][3, 4:] = whole.x[2][0, 4:]
+
+
+def test_weak_errors_are_the_distance_of_the_mean_and_carry_their_noise(study):
+    problem, limit, _, _ = study
+    run = train_particles(problem, RULE, 6, 3, 2, 64, record=RECORD, device="cpu")
+    table = weak_table(run, limit, limit.loss)
+    (row,) = rows_of(table, step=2, variable="x", set="train")
+    gap = (run.x[2].mean(0) - limit.x(2, depths(run))).square().sum(-1).mean((-1, -2))
+    assert row["error"] == pytest.approx(float(gap.max().sqrt()), rel=1e-12)
+    (loss,) = rows_of(table, step=2, variable="loss")
+    assert loss["error"] == pytest.approx(float(run.loss[:, 2].mean() - limit.loss[2]), rel=1e-12)
+    # the mean over 64 seeds is closer than one seed is: far below the strong error
+    strong = error_table(run, train_particles(problem, RULE, 6, None, 2, record=RECORD), limit)
+    assert row["error"] < 0.5 * norm_of(
+        strong, step=2, variable="x", term="total", norm="rms", set="train"
+    )
+    assert 0 < row["standard_error"] < row["error"] * 3
+
+
+def test_runs_that_do_not_belong_together_are_refused(study):
+    problem, limit, whole, run = study
+    other = train_particles(problem, RULE, 5, None, 2, record=RECORD, device="cpu")
+    with pytest.raises(ValueError, match="whole must be the heads=None run of depth 6"):
+        error_table(run, other, limit)
+    other = train_particles(problem, RULE, 6, None, 2, device="cpu")
+    with pytest.raises(ValueError, match="record the same steps"):
+        error_table(run, other, limit)
+
+
+@pytest.mark.parametrize("rule", [RULE, SGD(lr=0.1)], ids=["adamw", "sgd"])
+def test_prediction_approaches_the_measured_fluctuation_path_by_path(rule):
+    """The residual is the quadratic response: it falls like (L H)^-1/2, by 4 for H times 16."""
+    problem = small_problem(small_atoms(equal=True))
+    whole = train_particles(problem, rule, 4, None, 2, record=RECORD, device="cpu")
+    residual = {}
+    for heads in (64, 1024):
+        run = train_particles(problem, rule, 4, heads, 2, 12, record=RECORD, device="cpu")
+        predicted = predict_fluctuation(problem, rule, run)
+        assert predicted.status == "linear"
+        for step in RECORD:
+            for name in ("x", "p"):
+                measured = getattr(run, name)[step] - getattr(whole, name)[step]
+                gap = measured - getattr(predicted, name)[step]
+                residual[heads, name, step] = float(gap.norm() / measured.norm())
+    for step in RECORD:
+        for name in ("x", "p"):
+            ratio = residual[64, name, step] / residual[1024, name, step]
+            # 12 seeds of a quadratic form scatter by about 1/sqrt(12) = 30 %
+            assert 2.4 < ratio < 6.5, (name, step, ratio)
+            assert residual[1024, name, step] < 0.05
+
+
+def test_prediction_that_is_not_linear_says_so():
+    problem = small_problem(small_atoms(equal=True))
+    rule = AdamW(lr=0.05, eps=1e-12)  # nearly sign descent: the response has kinks everywhere
+    run = train_particles(problem, rule, 4, 1, 3, 8, record=(3,), device="cpu")
+    predicted = predict_fluctuation(problem, rule, run)
+    assert predicted.status == "not linear"
+    assert max(predicted.nonlinearity.values()) > LINEAR_TOLERANCE
+
+
+def test_prediction_needs_draws_of_atoms():
+    problem = small_problem(XavierUniform(3, 2))
+    run = train_particles(problem, RULE, 2, 2, 0, 2, device="cpu")
+    with pytest.raises(ValueError, match="law with atoms"):
+        predict_fluctuation(problem, RULE, run)
+
+
+def test_constant_ratio_has_an_interval_that_covers_the_truth():
+    """Measured is predicted times 1.1 plus independent noise: the interval holds 1.1."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        predicted = rng.chisquare(5, size=16) ** 0.5
+        noise = 0.2 * rng.standard_normal(16)
+        terms = {"predicted": predicted, "fluctuation": 1.1 * predicted * np.exp(noise - 0.04)}
+        terms["residual"] = np.abs(terms["fluctuation"] - predicted)
+        rows = [
+            {"step": 0, "variable": "x", "set": "train", "L": 4, "H": 2.0, "norm": "rms"}
+            | {"term": term, "seed": seed, "error": error}
+            for term, errors in terms.items()
+            for seed, error in enumerate(errors)
+        ]
+        (found,) = constant_ratios(rows)
+        low, high = found["ci95"]
+        covered += low <= 1.1 <= high
+    # 95 % of 200, less three standard deviations (3 sqrt(200 .95 .05) = 9)
+    assert covered >= 181
+
+
+def test_constant_ratio_counts_diverged_seeds_and_gives_no_interval_from_two():
+    base = {"step": 0, "variable": "x", "set": "train", "L": 4, "H": 2.0, "norm": "rms"}
+    rows = [
+        base | {"term": term, "seed": seed, "error": error}
+        for term, errors in {
+            "predicted": [1.0, 1.0, 1.0],
+            "fluctuation": [1.0, 2.0, math.nan],
+            "residual": [0.0, 1.0, math.nan],
+        }.items()
+        for seed, error in enumerate(errors)
+    ]
+    (found,) = constant_ratios(rows)
+    assert (found["seeds"], found["diverged"], found["ci95"]) == (2, 1, None)
+    assert found["ratio"] == pytest.approx(math.sqrt(2.5))

@@ -1,0 +1,86 @@
+"""Result files: written once and whole, never trusted when damaged."""
+
+import json
+import os
+import pickle
+
+import pytest
+
+from experiments.store import (
+    DamagedFile,
+    prepare_folder,
+    read_cell,
+    replacing,
+    write_cell,
+    write_csv,
+    write_json,
+)
+
+
+def test_cell_comes_back_as_it_was_written(tmp_path):
+    value = {"rows": [{"error": 0.1 + 0.2, "H": float("inf")}], "n": 3}
+    write_cell(tmp_path / "cell", value)
+    assert read_cell(tmp_path / "cell") == value
+    assert read_cell(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 64, 65, 70, -2])
+def test_truncated_cell_is_damaged(tmp_path, cut):
+    path = tmp_path / "cell"
+    write_cell(path, {"rows": [1.5, 2.5]})
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DamagedFile, match="cell"):
+        read_cell(path)
+
+
+def test_every_changed_byte_of_a_cell_is_seen(tmp_path):
+    path = tmp_path / "cell"
+    write_cell(path, {"rows": [1.5]})
+    content = path.read_bytes()
+    for i in range(len(content) - 1):  # the last byte, a line's end, carries nothing
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
+        with pytest.raises(DamagedFile):
+            read_cell(path)
+
+
+def test_hostile_cell_is_not_executed(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "executed"),))
+
+    (tmp_path / "cell").write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(DamagedFile):
+        read_cell(tmp_path / "cell")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    write_json(path, {"old": 1})
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write("half")
+        raise KeyboardInterrupt
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_csv_keeps_every_bit_of_a_number(tmp_path):
+    import csv
+
+    value = 0.1 + 0.2
+    write_csv(tmp_path / "t.csv", [{"a": value, "b": "x"}], ["a", "b"])
+    with open(tmp_path / "t.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["a"]) == value
+
+
+def test_json_has_no_nan(tmp_path):
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "file", {"a": float("nan")})
+    assert os.listdir(tmp_path) == []
+
+
+def test_folder_that_cannot_be_written_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"out must be a folder that can be written; got .*file"):
+        prepare_folder(tmp_path / "file" / "below")

@@ -1,0 +1,276 @@
+"""Sweeps: what they find, that they resume, and what they refuse."""
+
+import csv
+import dataclasses
+import json
+import math
+
+import matplotlib.image
+import pytest
+
+import experiments.sweep
+from experiments.cli import main
+from experiments.compare import Pair, compare
+from experiments.plots import rates_figure
+from experiments.study import Setting, Sizes, Study, StudyError
+from experiments.summary import summary
+from experiments.sweep import Sweep, write_results
+from ipslimit import train_particles
+
+SMALL = Study(
+    Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
+    Sizes(depths=(2, 4, 8), heads=(1, 4, 16), seeds=4),
+    tol=1e-4,
+)
+FLAGS = (
+    "--d 3 --m 2 --tokens 3 --contexts 2 --probes 2 --atoms 4 --steps 2 --eps 0.1 --tol 1e-4"
+).split()
+
+
+def sizes(**changes):
+    return dataclasses.replace(SMALL, sizes=dataclasses.replace(SMALL.sizes, **changes))
+
+
+def setting(**changes):
+    return dataclasses.replace(SMALL, setting=dataclasses.replace(SMALL.setting, **changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small sweep and the folder with its results."""
+    folder = tmp_path_factory.mktemp("sweep")
+    result = Sweep(SMALL, folder, "cpu").run(progress=False)
+    write_results(result, SMALL, folder)
+    return result, folder
+
+
+def test_all_results_are_written(finished):
+    _, folder = finished
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "cells", "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf"
+    }  # fmt: skip
+    assert len(list((folder / "cells").iterdir())) == 3 * (3 + 1) + 1  # with H = inf, and the limit
+    assert matplotlib.image.imread(folder / "rates.png").std() > 0.05  # not blank
+
+
+def test_rates_json_holds_what_is_promised(finished):
+    _, folder = finished
+    rates = json.loads((folder / "rates.json").read_text())
+    assert rates["limit"]["status"] == "converged"
+    assert 0 < rates["limit"]["error"] <= SMALL.tol
+    assert rates["runs"]["total"] == 3 * (3 * 4 + 1) and rates["runs"]["diverged"] == 0
+    terms = [("bias", "L"), ("fluctuation", "L"), ("fluctuation", "H"), ("total", "L")]
+    wanted = {(s, v, *term) for s in (0, 2) for v in "xp" for term in terms}
+    found = {(f["step"], f["variable"], f["term"], f["in"]) for f in rates["fits"]}
+    assert wanted <= found
+    for fit in rates["fits"]:
+        low, high = fit["ci95"]
+        assert low <= fit["exponent"] <= high
+        assert (
+            fit["sizes"] >= 3 and fit["norm"] in ("rms", "sup") and fit["set"] in ("train", "probe")
+        )
+    for row in rates["constant"]:
+        assert math.isfinite(row["ratio"]) and row["ci95"][0] <= row["ratio"] <= row["ci95"][1]
+    assert {row["at"] for row in rates["at_initialisation"]} == {"all", "inf"}
+
+
+def test_config_is_enough_to_repeat_the_study(finished):
+    _, folder = finished
+    config = json.loads((folder / "config.json").read_text())["study"]
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in config["sizes"].items()}
+    again = Study(Setting(**config["setting"]), Sizes(**lists), config["tol"], config["constant"])
+    assert again == SMALL
+
+
+def test_equal_studies_give_equal_files(finished, tmp_path):
+    _, folder = finished
+    write_results(Sweep(SMALL, tmp_path, "cpu").run(progress=False), SMALL, tmp_path)
+    for name in ("config.json", "results.csv", "weak.csv", "rates.json"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def test_results_csv_has_one_row_a_seed_and_no_times(finished):
+    _, folder = finished
+    with open(folder / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert set(rows[0]) == {
+        "step", "variable", "term", "norm", "set", "L", "H", "seed", "error"
+    }  # fmt: skip
+    key = {"step": "2", "variable": "x", "term": "total", "norm": "sup", "set": "probe", "L": "4"}
+    chosen = [row for row in rows if all(row[k] == v for k, v in key.items())]
+    assert sorted((float(r["H"]), r["seed"]) for r in chosen) == [
+        (float(h), str(s)) for h in (1, 4, 16) for s in range(4)
+    ]
+
+
+def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch):
+    result, folder = finished
+    for path in (folder / "cells").iterdir():
+        (tmp_path / "cells").mkdir(exist_ok=True)
+        if "L4-H4-" not in path.name:
+            (tmp_path / "cells" / path.name).write_bytes(path.read_bytes())
+    measured = []
+    original = Sweep._measure
+    monkeypatch.setattr(
+        Sweep, "_measure", lambda self, d, c, w: measured.append((d, c)) or original(self, d, c, w)
+    )
+    again = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
+    assert measured == [(4, 4)]
+    assert again.rows == result.rows and again.limit == result.limit
+
+
+def test_a_damaged_cell_is_reported_and_computed_again(finished, tmp_path):
+    result, folder = finished
+    (tmp_path / "cells").mkdir()
+    for path in (folder / "cells").iterdir():
+        content = path.read_bytes()
+        if "L8-H16-" in path.name:
+            content = content[: len(content) // 2]
+        (tmp_path / "cells" / path.name).write_bytes(content)
+    again = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
+    assert len(again.damaged) == 1 and "L8-H16-" in again.damaged[0]
+    assert "damaged result file: L8-H16-" in summary(again)
+    assert again.rows == result.rows
+
+
+@pytest.mark.parametrize(
+    "change", [setting(lr=0.03), setting(causal=True), sizes(seeds=5), sizes(root_seed=1)]
+)
+def test_cells_of_another_study_are_not_taken_for_this_one(finished, change):
+    _, folder = finished
+    names = {path.name for path in (folder / "cells").iterdir()}
+    other = Sweep(change, folder, "cpu")
+    paths = {other._path(depth, heads).name for depth in (2, 4, 8) for heads in (None, 1, 4, 16)}
+    assert not paths & names
+
+
+def test_more_depths_reuse_the_cells_there_are(finished):
+    _, folder = finished
+    larger = Sweep(sizes(depths=(2, 4, 8, 16)), folder, "cpu")
+    assert all(larger._path(depth, heads).exists() for depth in (2, 4, 8) for heads in (None, 1))
+
+
+def test_summary_shows_exponents_constants_and_theory(finished):
+    result, _ = finished
+    text = summary(result)
+    for words in (
+        "limit: converged",
+        "39 in all, 0 diverged",
+        "fluctuation",
+        "H=16",
+        "theory -0.50",
+    ):
+        assert words in text
+    assert len(summary(result, everything=True)) > 2 * len(text)
+
+
+def test_a_limit_that_diverges_is_an_error_of_the_study(tmp_path):
+    study = setting(rule="sgd", lr=1e6, weight_decay=0.0, dtype="float32")
+    with pytest.raises(StudyError, match="limit of this study cannot be compared with: diverged"):
+        Sweep(study, tmp_path, "cpu").run(progress=False)
+
+
+def test_diverged_runs_are_counted_flagged_and_drawn(tmp_path, monkeypatch):
+    def poisoned(problem, rule, depth, heads, *arguments, **options):
+        run = train_particles(problem, rule, depth, heads, *arguments, **options)
+        if (depth, heads) == (4, 4):
+            run.diverged[1] = True
+            run.x[2][1, 3:] = math.nan
+        return run
+
+    monkeypatch.setattr(experiments.sweep, "train_particles", poisoned)
+    result = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
+    assert result.runs["diverged"] == 1
+    key = {"step": 2, "variable": "x", "norm": "rms", "set": "train", "term": "fluctuation"}
+    (fit,) = result.fits.select(size="L", at=4.0, **key)
+    assert fit.diverged == 1 and "diverged" in fit.note
+    assert "1 diverged" in summary(result)
+    write_results(result, SMALL, tmp_path)
+    assert "nan" in (tmp_path / "results.csv").read_text()  # shown, not dropped
+    drawn = rates_figure(result, SMALL)
+    assert "1 diverged runs" in drawn._supxlabel.get_text()
+
+
+def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
+    study = Study(
+        Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1),
+        Sizes((2, 4, 8), (2, 4), 3),
+        tol=1e-3,
+    )
+    result = Sweep(study, tmp_path, "cpu").run(progress=False)
+    assert result.limit["quadrature_error"] > 0 and result.constant == []
+    write_results(result, study, tmp_path)
+    assert "quadrature error" in summary(result)
+
+
+def run_cli(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    return stopped.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--rule", "adam"], "rule must be one of adamw"),
+        (["--law", "normal"], "law must be one of atoms"),
+        (["--depths", "0"], "depths must be at least 1"),
+        (["--heads", "0", "4"], "heads must be at least 1"),
+        (["--heads", "4", "4"], "heads must be distinct"),
+        (["--seeds", "0"], "seeds must be at least 1"),
+        (["--steps", "-1"], "steps must be at least 0"),
+        (["--record", "9"], "record must name steps"),
+        (["--lr", "nan"], "lr must be a finite number"),
+        (["--beta1", "1"], "betas[0] must be"),
+        (["--tol", "0"], "tol must be"),
+        (["--dtype", "float16"], "dtype must be one of float64"),
+        (["--device", "abacus"], "device must be"),
+        (["--law", "xavier", "--gain", "0"], "gain must be"),
+        (["--law", "xavier", "--nodes", "3"], "nodes must be even"),
+        (["--out", "/dev/null/sub"], "out must be a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, arguments, words):
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    status, printed = run_cli(capsys, "sweep", *FLAGS, *out, *arguments)
+    assert status == 2
+    assert words in printed.err and printed.err.count("\n") == 1
+    assert not list(tmp_path.rglob("*.json"))  # nothing half-written
+
+
+def test_unknown_flags_and_commands_end_with_status_2(capsys):
+    assert run_cli(capsys, "sweep", "--depht", "4")[0] == 2
+    assert run_cli(capsys, "swep")[0] == 2
+
+
+def test_command_line_sweeps_and_compares(capsys, tmp_path):
+    flags = [*FLAGS, "--seeds", "3"]
+    out = str(tmp_path / "sweep")
+    main(["sweep", *flags, "--depths", "2", "4", "8", "--heads", "1", "16", "--out", out])
+    assert "written to" in capsys.readouterr().out
+    main(["compare", *flags, "--depth", "4", "--heads", "2", "--out", str(tmp_path / "compare")])
+    printed = capsys.readouterr().out
+    assert "limit: converged" in printed and "step 2 p: rms error" in printed
+    names = {path.name for path in (tmp_path / "compare").iterdir()}
+    assert names == {"compare.png", "compare.pdf", "errors.csv", "paths.csv"}
+
+
+def test_comparison_measures_what_the_sweep_measures(finished):
+    result, _ = finished
+    found = compare(Pair(SMALL.setting, 4, 4, SMALL.sizes.seeds, tol=SMALL.tol), "cpu")
+    rms = max(r["rms"] for r in found.error_rows() if (r["step"], r["variable"]) == (2, "p"))
+    key = {"step": 2, "variable": "p", "term": "total", "norm": "rms", "set": "train"}
+    key |= {"L": 4, "H": 4.0}
+    squares = [r["error"] ** 2 for r in result.rows if all(r[k] == v for k, v in key.items())]
+    # the same runs: rounding only
+    assert rms == pytest.approx(math.sqrt(sum(squares) / len(squares)), rel=1e-12)
+
+
+def test_compare_lists_paths_of_both_models(tmp_path):
+    found = compare(Pair(SMALL.setting, 2, 1, 1, tol=SMALL.tol), "cpu")
+    rows = found.path_rows()
+    assert len(rows) == 2 * 2 * 2 * (3 * 2 * 3 * 3)  # steps, variables, models; layers B N d
+    start = [r["value"] for r in rows if (r["step"], r["variable"], r["s"]) == (0, "x", 0.0)]
+    half = len(start) // 2
+    assert start[:half] == start[half:]  # both start from the contexts
