@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from ipslimit import Atoms, Heads, Problem, Rule
-from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.checks import require_int, require_real, resolve_device, shown
 from ipslimit.particles import recorded_steps, require_problem
 
 from .grid import DepthGrid, Trajectory, lagrange
@@ -129,6 +129,11 @@ class LimitRun:
 
     def _recorded(self, recorded: dict, k: int):
         if k not in recorded:
+            if self.status == "diverged":
+                raise ValueError(
+                    f"k must be a step before the run diverged, one of {sorted(recorded)}; got "
+                    f"{k!r}. {self.message[0].upper()}{self.message[1:]}."
+                )
             raise ValueError(
                 f"k must be a recorded step, one of {sorted(recorded)}; got {k!r}. Pass it in "
                 "record= of solve_limit (probes: give the problem some)."
@@ -302,12 +307,13 @@ def largest_difference(a: GridSolution, b: GridSolution) -> float:
 def _sharpening(history: list[Refinement], difference: float, uniform: bool) -> float:
     """Factor from the difference of two grids to the estimated error of the finer one.
 
-    At observed order q the finer grid's error is difference / (2^q - 1). The order is trusted only
-    between uniform refinements, and only up to 2: beyond, the estimate stays on the safe side.
+    At order q the finer grid's error is difference / (2^q - 1). The order is trusted only between
+    uniform refinements, one less than is observed (where fronts keep it at 1, a lucky pair of grids
+    looks like order 2), and only up to 2: the estimate stays on the safe side.
     """
     if not history or not uniform or not math.isfinite(history[-1].difference) or difference == 0:
         return 1.0
-    order = math.log2(history[-1].difference / difference)
+    order = math.log2(history[-1].difference / difference) - 1.0
     return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
 
 
@@ -326,7 +332,7 @@ def _depths(s) -> tuple[torch.Tensor, bool]:
     depths = torch.as_tensor(s, dtype=torch.float64)
     if depths.ndim > 1 or not bool(((depths >= 0) & (depths <= 1)).all()):
         raise ValueError(
-            f"s must be a depth in [0, 1], or a 1-D sequence of them; got {s!r}. "
+            f"s must be a depth in [0, 1], or a 1-D sequence of them; got {shown(s)}. "
             "Layer r of L sits at s = r / L."
         )
     return depths.reshape(-1).cpu(), depths.ndim == 0

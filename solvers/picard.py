@@ -8,10 +8,15 @@ the early sweeps can grow first, and marching is cheaper.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .grid import Trajectory
 from .scheme import Scheme, System
+
+# Units of rounding within which sweeps may stall: sums over up to thousands of nodes round so.
+ROUNDING = 1000
 
 
 class NotContracting(RuntimeError):
@@ -28,7 +33,8 @@ class Picard(Scheme):
     settle : float
         A sweep that changes X (or P) by less than `settle` times its own largest entry is the
         last; by default 20 units of rounding of the dtype. The iteration's own error is then below
-        that, as sweeps contract.
+        that, as sweeps contract. So is a sweep that changes within `ROUNDING` units no less than
+        the one before: it has reached the rounding of long sums.
     """
 
     def __init__(self, max_sweeps: int = 60, settle: float | None = None):
@@ -60,16 +66,20 @@ class Picard(Scheme):
 
     def _iterate(self, sweep, values: torch.Tensor, name: str):
         settle = self.settle or 20 * torch.finfo(values.dtype).eps
+        eps = torch.finfo(values.dtype).eps
+        change = math.inf
         for _ in range(self.max_sweeps):
+            before = change
             new, slopes = sweep(values)
-            change, size = (new - values).abs().max(), new.abs().max()
+            change, size = float((new - values).abs().max()), float(new.abs().max())
             values = new
-            if not torch.isfinite(change):  # diverged: for the caller to flag, not to iterate on
+            if not math.isfinite(change):  # diverged: for the caller to flag, not to iterate on
                 return values, slopes
-            if change <= settle * size:
+            stalled = change > before / 2 and change <= ROUNDING * eps * size
+            if change <= settle * size or stalled:
                 return values, slopes
         raise NotContracting(
-            f"Picard iteration for {name} still changed by {float(change / size):.1e} of its size "
+            f"Picard iteration for {name} still changed by {change / size:.1e} of its size "
             f"after {self.max_sweeps} sweeps. Use method='march'."
         )
 
