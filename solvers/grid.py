@@ -90,7 +90,7 @@ class Trajectory:
         return out
 
     def is_finite(self) -> bool:
-        return bool(torch.isfinite(self.edges).all())
+        return bool(torch.isfinite(self.edges).all() and torch.isfinite(self.slopes).all())
 
 
 def lagrange(t: torch.Tensor) -> torch.Tensor:

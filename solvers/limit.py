@@ -120,7 +120,8 @@ class LimitRun:
             self._evaluate(getattr(solution, variable), k, s)
             for solution in (self._solution, self._coarse)
         )
-        return (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self.history[-1].sharpening
+        error = (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self.history[-1].sharpening
+        return torch.where(torch.isfinite(error), error, math.inf)
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
         s, single = _depths(s)
@@ -214,7 +215,11 @@ def solve_limit(
     record = recorded_steps(record, steps)
     device = resolve_device(device)
     elements = require_int("elements", elements, 2)
-    max_elements = require_int("max_elements", max_elements, 4 * elements)
+    if require_int("max_elements", max_elements) < 4 * elements:
+        raise ValueError(
+            f"max_elements must be at least 4 * elements = {4 * elements}, for two pairs of grids; "
+            f"got {max_elements}. Raise it, or lower elements ({elements})."
+        )
     require_int("scramblings", scramblings)
     if method not in ("auto", *SCHEMES):
         raise ValueError(f"method must be 'auto', 'march' or 'picard'; got {method!r}. Use 'auto'.")

@@ -75,7 +75,7 @@ class Picard(Scheme):
             values = new
             if not math.isfinite(change):  # diverged: for the caller to flag, not to iterate on
                 return values, slopes
-            stalled = change > before / 2 and change <= ROUNDING * eps * size
+            stalled = change >= before and change <= ROUNDING * eps * size
             if change <= settle * size or stalled:
                 return values, slopes
         raise NotContracting(

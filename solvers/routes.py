@@ -152,12 +152,14 @@ def boundary_value(
         return torch.from_numpy(columns.T.copy()).reshape(-1, 2, *x0.shape).unbind(1)
 
     def slopes(nodes: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        each = []
-        for s, x, p in zip(nodes, *split(columns), strict=True):
-            heads = field.heads(s)
-            pull, _ = attention_vjp(x, heads, p, causal, with_heads=False)
-            each.append(torch.stack([attention_field(x, heads, causal), -pull]).flatten())
-        return torch.stack(each, dim=1).numpy()
+        (x, p), each = split(columns), [field.heads(s) for s in nodes]
+        packed, weights = (
+            torch.stack([getattr(h, a) for h in each]) for a in ("packed", "weights")
+        )
+        heads = Heads.from_packed(packed, weights, each[0].layout)
+        pull, _ = attention_vjp(x, heads, p, causal, with_heads=False)
+        both = torch.stack([attention_field(x, heads, causal), -pull], dim=1)
+        return both.flatten(1).T.numpy()
 
     def end_costate(x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
@@ -206,7 +208,7 @@ class _Field(torch.nn.Module):
     def forward(self, s: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         self.evaluations += 1
         # the trial of a first step may look past the ends
-        return attention_field(x, self.heads(min(max(float(s), 0.0), 1.0)), self.causal)
+        return attention_field(x, self.heads(float(s.detach().clamp(0.0, 1.0))), self.causal)
 
     def integrate(self, solver: Callable, x0, grid: torch.Tensor, rtol: float, atol: float):
         if len(grid) == 1:
