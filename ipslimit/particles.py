@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from .attention import attention_field, attention_vjp
 from .checks import require_int, require_real, resolve_device, shown
 from .heads import Heads
+from .layers import Sweep, Training, make_sweep
 from .problem import Problem
 from .rules import Rule
 
@@ -205,7 +205,8 @@ def train_from(
     """Train from given heads with leading dimensions (L, seeds), filling `run`."""
     heads = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
     state = {name: t.contiguous() for name, t in rule.init(heads).items()}
-    sweep = _Sweep(heads, problem, residual_exponent, run.cost)
+    scale = float(heads.lead[0]) ** -residual_exponent
+    sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N)
     contexts, targets = problem.contexts.to(device), problem.targets.to(device)
     for step in range(steps + 1):
         keep = step in record
@@ -219,11 +220,11 @@ def train_from(
         _flag(run, step, torch.isfinite(x[-1]).flatten(1).all(1) & torch.isfinite(loss))
         if not keep and step == steps:
             break
-        update = None
+        training = None
         if step < steps:
-            alive = ~run.diverged
-            update = _LayerUpdate(heads, state, rule, step + 1, problem.B * problem.N, alive)
-        p = sweep.backward(x, p_end, keep, update)
+            per_token = 1.0 / (problem.B * problem.N)
+            training = Training(rule, state, step + 1, per_token, ~run.diverged)
+        p = sweep.backward(x, p_end, keep, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
         _flag(run, step, torch.isfinite(p[0]).flatten(1).all(1))
         if keep:
@@ -231,73 +232,7 @@ def train_from(
     return run
 
 
-class _Sweep:
-    """Forward and backward through the layers of heads (L, seeds)."""
-
-    def __init__(self, heads: Heads, problem: Problem, residual_exponent: float, cost: dict):
-        self.heads, self.causal, self.cost = heads, problem.causal, cost
-        self.depth = heads.lead[0]
-        self.seeds = heads.lead[1]
-        self.scale = float(self.depth) ** -residual_exponent
-
-    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
-        """All hidden states, (L+1, seeds, B, N, d)."""
-        x = contexts.new_empty(self.depth + 1, self.seeds, *contexts.shape)
-        x[0] = contexts
-        for r, layer in enumerate(self.heads):
-            torch.add(
-                x[r], attention_field(x[r], layer, self.causal), alpha=self.scale, out=x[r + 1]
-            )
-        self.cost["field"] += self.depth
-        return x
-
-    def backward(self, x: torch.Tensor, p_end: torch.Tensor, keep: bool, update=None):
-        """Costates (L+1, seeds, B, N, d), or (1, ...) with p_0 alone if not `keep`."""
-        p = p_end
-        kept = torch.empty_like(x) if keep else None
-        if keep:
-            kept[-1] = p_end
-        for r in range(self.depth - 1, -1, -1):
-            layer = self.heads[r]
-            dx, gradient = attention_vjp(x[r], layer, p, self.causal, with_heads=update is not None)
-            if update is not None:
-                update(r, layer, gradient, torch.isfinite(p).flatten(1).all(1))
-            p = torch.add(p, dx, alpha=self.scale)
-            if keep:
-                kept[r] = p
-        self.cost["vjp"] += self.depth
-        return kept if keep else p[None]
-
-
-class _LayerUpdate:
-    """Apply the rule to one layer in place, leaving diverged seeds as they are."""
-
-    def __init__(self, heads: Heads, state: dict, rule: Rule, step: int, tokens: int, alive):
-        self.heads, self.state, self.rule, self.step = heads, state, rule, step
-        self.per_token = 1.0 / tokens
-        self.alive, self.all_alive = alive, bool(alive.all())
-
-    def __call__(self, r: int, layer: Heads, gradient: Heads, finite: torch.Tensor) -> None:
-        """`finite` tells the seeds whose costate still is: the others keep their heads."""
-        if self.all_alive and not finite.all():
-            self.all_alive = False
-        if not self.all_alive:
-            self.alive = self.alive & finite
-        gradient = gradient.map(lambda t: t * self.per_token)
-        old = {name: t[r] for name, t in self.state.items()}
-        new_layer, new = self.rule.update(layer, old, gradient, self.step)
-        self._store(layer.packed, new_layer.packed)
-        for name, t in old.items():
-            self._store(t, new[name])
-
-    def _store(self, where: torch.Tensor, value: torch.Tensor) -> None:
-        if self.all_alive:
-            where.copy_(value)
-        else:
-            where[self.alive] = value[self.alive]
-
-
-def _record_probes(sweep: _Sweep, problem: Problem, run: ParticleRun, step: int, device) -> None:
+def _record_probes(sweep: Sweep, problem: Problem, run: ParticleRun, step: int, device) -> None:
     contexts, targets = (t.to(device) for t in problem.probes)
     x = sweep.forward(contexts)
     run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)

@@ -8,9 +8,14 @@ from __future__ import annotations
 import torch
 
 from ipslimit import Heads
+from ipslimit.attention.dispatch import choose
 
 from .grid import Trajectory
 from .scheme import Scheme, System
+
+# Up to this many vector operations an evaluation (a few hundred microseconds), the march runs as
+# one compiled loop; above, calls from Python cost little, and the kernel can use all threads.
+OPERATIONS_COMPILED = 1e6
 
 
 class March(Scheme):
@@ -20,7 +25,12 @@ class March(Scheme):
         grid = system.grid
         edges = x0.new_empty(grid.elements + 1, *x0.shape)
         slopes = torch.empty_like(edges)
-        edges[0], slopes[0] = x0, system.field(x0, 0)
+        edges[0] = x0
+        compiled = _compiled(system, x0)
+        if compiled:
+            compiled.forward(edges, slopes)
+            return Trajectory(grid, edges, slopes)
+        slopes[0] = system.field(x0, 0)
         for e, h in enumerate(grid.widths):
             x, k1, middle, right = edges[e], slopes[e], 2 * e + 1, 2 * e + 2
             k2 = system.field(x + (h / 2) * k1, middle)
@@ -43,8 +53,12 @@ class March(Scheme):
                 gradient[2 * e] = dheads.packed
 
         edges[-1] = p_end
-        pull_at_edge(grid.elements)
-        for e in range(grid.elements - 1, -1, -1):
+        compiled = _compiled(system, p_end)
+        if compiled:
+            compiled.backward(state, edges, pulls, gradient)
+        else:
+            pull_at_edge(grid.elements)
+        for e in range(grid.elements - 1, -1, -1) if not compiled else ():
             left, middle, h = 2 * e, 2 * e + 1, grid.widths[e]
             p, k1 = edges[e + 1], pulls[e + 1]
             k2, _ = system.pull(state[middle], p + (h / 2) * k1, middle)
@@ -58,3 +72,16 @@ class March(Scheme):
         middles = slice(1, None, 2)
         gradient[middles] = system.pull(state[middles], p.values[middles], middles, True)[1].packed
         return p, Heads.from_packed(gradient, system.heads.weights, system.heads.layout)
+
+
+def _compiled(system: System, x: torch.Tensor):
+    """The compiled march for these sizes, or None: a choice that depends on the sizes alone."""
+    contexts, tokens, d = x.shape
+    heads = system.heads
+    arguments = (contexts, heads.count, tokens, d, heads.m, heads.dtype, heads.device)
+    if choose(*arguments) == "eager":
+        return None
+    from .march_compiled import CompiledMarch  # numba takes a second to import
+
+    march = CompiledMarch(system, contexts, tokens)
+    return march if march.operations <= OPERATIONS_COMPILED else None

@@ -6,7 +6,7 @@ import torch
 
 from ..checks import require_bool, require_real, shown
 from ..heads import Heads
-from .base import Rule, State
+from .base import CompiledRule, Rule, State, compiled_rule
 
 
 class AdamW(Rule):
@@ -29,6 +29,8 @@ class AdamW(Rule):
     -----
     The rule of Gibson & Reisinger, arXiv:2605.11059; Loshchilov & Hutter, arXiv:1711.05101.
     """
+
+    compiled_name = "adamw"
 
     def __init__(
         self,
@@ -67,6 +69,14 @@ class AdamW(Rule):
         decayed = heads.packed * (1.0 - self.lr * self.weight_decay)
         return heads.with_packed(decayed - self.lr * direction), {"m": m, "v": v}
 
+    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule:
+        beta1, beta2 = self.betas
+        numbers = (
+            per_token, self.lr, 1.0 - self.lr * self.weight_decay, 1.0 - beta1, beta2, 1.0 - beta2,
+            1.0 - beta1**step, 1.0 - beta2**step, self.eps, float(getattr(self, "mean", False)),
+        )  # fmt: skip
+        return compiled_rule(self.compiled_name, numbers, heads, ("m", "v"))
+
     def _second_moment(self, layout, g: torch.Tensor) -> torch.Tensor:
         """What the second moment averages."""
         return g.square()
@@ -102,6 +112,9 @@ class BlockAdamW(AdamW):
     -----
     Our reading of the blockwise adaptation in Gibson & Reisinger, arXiv:2605.11059.
     """
+
+    compiled_name = "block-adamw"
+    compiled = AdamW.compiled
 
     def __init__(
         self,

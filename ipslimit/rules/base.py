@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import abc
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..heads import Heads
 
 State = dict[str, torch.Tensor]
+
+NAMES = ("sgd", "adamw", "block-adamw")
+
+
+class CompiledRule(NamedTuple):
+    """One step of a rule as numbers, for the loops in `rules.compiled`.
+
+    Attributes
+    ----------
+    code : int
+        Index into NAMES.
+    numbers : array
+        What the step multiplies with, in the dtype of the heads.
+    ends : array of int64
+        Last row + 1 of every block (matrix or bias) of the packed heads.
+    states : names of the state tensors, two at most
+    """
+
+    code: int
+    numbers: np.ndarray
+    ends: np.ndarray
+    states: tuple[str, ...]
+
+
+def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str, ...]) -> CompiledRule:
+    """The rule `name` of NAMES with its numbers in the dtype of the heads."""
+    dtype = str(heads.dtype).removeprefix("torch.")
+    ends = np.array([rows.stop for rows in heads.layout.slices.values()], np.int64)
+    return CompiledRule(NAMES.index(name), np.array(numbers, dtype), ends, states)
 
 
 class Rule(abc.ABC):
@@ -18,6 +49,11 @@ class Rule(abc.ABC):
     it is one and the same map U in the particle model and in the limit. It keeps no state of its
     own: what it remembers is in the `State` it returns.
     """
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # a subclass may train differently, and must say itself what its compiled form is
+        cls.compiled = cls.__dict__.get("compiled", Rule.compiled)
 
     @abc.abstractmethod
     def init(self, heads: Heads) -> State:
@@ -37,3 +73,11 @@ class Rule(abc.ABC):
         step : int
             k + 1 for the step from k to k + 1 (bias corrections use it).
         """
+
+    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
+        """The same step for the loops in `rules.compiled`; None if it has none.
+
+        per_token : float
+            What the loops' sums over contexts and tokens are multiplied with to give g.
+        """
+        return None

@@ -6,7 +6,7 @@ import torch
 
 from ..checks import require_real
 from ..heads import Heads
-from .base import Rule, State
+from .base import CompiledRule, Rule, State, compiled_rule
 
 
 class SGD(Rule):
@@ -38,6 +38,11 @@ class SGD(Rule):
             g = self.momentum * state["buffer"] + g
             state = {"buffer": g}
         return heads.with_packed(heads.packed - self.lr * g), state
+
+    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule:
+        numbers = (per_token, self.lr, self.weight_decay, self.momentum)
+        states = ("buffer",) if self.momentum else ()
+        return compiled_rule("sgd", numbers, heads, states)
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,118 @@
+"""Forward and backward through the layers, with the update of each layer on the way back.
+
+`Sweep` goes layer by layer through the public kernel, on any device. Where the fused kernel is
+chosen and the rule has a compiled form, `CompiledSweep` takes whole sweeps of a seed into one
+compiled loop. Which one runs depends on the sizes and the rule alone, and where both could, they
+give the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..attention import attention_field, attention_vjp
+from ..attention.dispatch import choose
+from ..heads import Heads
+from ..rules import Rule, State
+
+
+@dataclasses.dataclass
+class Training:
+    """What the backward sweep needs to update the layers it passes, in place.
+
+    Attributes
+    ----------
+    rule, state, step
+        The rule, its state with leading dimensions (L, seeds), and the step, counted from 1.
+    per_token : float
+        1 / (B N): the gradient g is this times the kernel's sum over contexts and tokens.
+    alive : tensor (seeds,) of bool
+        Seeds to update. Those whose costate is no longer finite are struck out on the way.
+    """
+
+    rule: Rule
+    state: State
+    step: int
+    per_token: float
+    alive: torch.Tensor
+
+
+class Sweep:
+    """Through heads (L, seeds), layer by layer.
+
+    Parameters
+    ----------
+    heads : Heads with leading dimensions (L, seeds), updated in place
+    causal : bool
+    scale : float
+        Of the residual branches, 1/L for the limit to exist.
+    cost : dict
+        "field" and "vjp" are counted in it, one a layer.
+    """
+
+    def __init__(self, heads: Heads, causal: bool, scale: float, cost: dict[str, int]):
+        self.heads, self.causal, self.scale, self.cost = heads, causal, scale, cost
+        self.depth, self.seeds = heads.lead
+
+    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
+        """All hidden states, (L+1, seeds, B, N, d), from contexts (B, N, d)."""
+        x = contexts.new_empty(self.depth + 1, self.seeds, *contexts.shape)
+        x[0] = contexts
+        self._forward(x)
+        self.cost["field"] += self.depth
+        return x
+
+    def backward(
+        self, x: torch.Tensor, p_end: torch.Tensor, keep: bool, training: Training | None = None
+    ) -> torch.Tensor:
+        """Costates (L+1, seeds, B, N, d); p_0 alone, (1, ...), if not `keep`."""
+        slots = len(x) if keep else 2
+        p = x.new_empty(slots, *x.shape[1:])
+        p[self.depth % slots] = p_end
+        self._backward(x, p, training)
+        self.cost["vjp"] += self.depth
+        return p if keep else p[:1]
+
+    def _forward(self, x: torch.Tensor) -> None:
+        for r, layer in enumerate(self.heads):
+            self._residual(x[r], attention_field(x[r], layer, self.causal), x[r + 1])
+
+    def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
+        slots = len(p)
+        for r in range(self.depth - 1, -1, -1):
+            cotangent = p[(r + 1) % slots]
+            dx, dheads = attention_vjp(
+                x[r], self.heads[r], cotangent, self.causal, with_heads=training is not None
+            )
+            if training is not None:
+                training.alive &= torch.isfinite(cotangent).flatten(1).all(1)
+                self._update(r, dheads, training)
+            self._residual(cotangent, dx, p[r % slots])
+
+    def _residual(self, base: torch.Tensor, branch: torch.Tensor, out: torch.Tensor) -> None:
+        torch.add(base, branch, alpha=self.scale, out=out)
+
+    def _update(self, r: int, dheads: Heads, training: Training) -> None:
+        gradient = dheads.with_packed(dheads.packed * training.per_token)
+        layer = self.heads[r]
+        old = {name: t[r] for name, t in training.state.items()}
+        new_layer, new = training.rule.update(layer, old, gradient, training.step)
+        alive = slice(None) if training.alive.all() else training.alive
+        layer.packed[alive] = new_layer.packed[alive]
+        for name, t in old.items():
+            t[alive] = new[name][alive]
+
+
+def make_sweep(
+    heads: Heads, causal: bool, scale: float, cost: dict[str, int], rule: Rule, contexts: int,
+    tokens: int,
+) -> Sweep:  # fmt: skip
+    """The sweep for these sizes (heads per layer, contexts and tokens) and this rule."""
+    arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
+    if choose(*arguments) == "eager" or rule.compiled(heads, 1, 1.0) is None:
+        return Sweep(heads, causal, scale, cost)
+    from .compiled import CompiledSweep  # numba takes a second to import
+
+    return CompiledSweep(heads, causal, scale, cost)

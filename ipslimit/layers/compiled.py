@@ -1,0 +1,87 @@
+"""Whole sweeps of a seed in one compiled loop, seeds in parallel."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..attention import fused
+from ..heads import Heads
+from ..rules.compiled import update_rows
+from . import Sweep, Training, loops
+
+
+class CompiledSweep(Sweep):
+    """`Sweep` on the fused kernel, with the rule in the same loop.
+
+    Contexts so many that the kernel would cut them into groups, and few seeds on many threads, go
+    layer by layer, where a single layer is shared out to the threads; the bits are the same.
+    """
+
+    def _forward(self, x: torch.Tensor) -> None:
+        groups = self._groups(x)
+        if groups is None:
+            return super()._forward(x)
+        outputs = (groups, x.numpy())
+        self._run(
+            loops.forward_rows, (*self._heads(x), x.numpy().dtype.type(self.scale)), outputs, x
+        )
+
+    def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
+        groups = self._groups(x)
+        if groups is None:
+            return super()._backward(x, p, training)
+        dtype = x.numpy().dtype
+        code, numbers, ends, states = 0, np.empty(0, dtype), np.empty(0, np.int64), ()
+        alive = np.ones(self.seeds, bool)
+        if training is not None:
+            code, numbers, ends, states = self._rule(training)
+            alive = training.alive.numpy()
+        outputs = (
+            groups, x.numpy(), training is not None, code, numbers, ends,
+            *self._states(training, states), alive, p.numpy(),
+        )  # fmt: skip
+        self._run(loops.backward_rows, (*self._heads(x), dtype.type(self.scale)), outputs, x, 3.0)
+
+    def _residual(self, base: torch.Tensor, branch: torch.Tensor, out: torch.Tensor) -> None:
+        scale = base.numpy().dtype.type(self.scale)
+        loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
+
+    def _update(self, r: int, dheads: Heads, training: Training) -> None:
+        code, numbers, ends, states = self._rule(training)
+        first, second = (state[r] for state in self._states(training, states))
+        update_rows(
+            code, numbers, ends, self.heads.packed[r].numpy(), dheads.packed.numpy(),
+            first, second, training.alive.numpy(),
+        )  # fmt: skip
+
+    def _groups(self, x: torch.Tensor) -> int | None:
+        """Groups of head blocks to sum one after the other; None to go layer by layer."""
+        contexts, tokens, d = x.shape[2:]
+        groups, context_groups, operations = fused.split(
+            contexts, self.heads.count, tokens, d, self.heads.m
+        )
+        threads = torch.get_num_threads()
+        idle = self.seeds < threads and groups > 1 and operations > fused.OPERATIONS_PER_THREAD
+        return None if context_groups > 1 or idle else groups
+
+    def _heads(self, x: torch.Tensor) -> tuple:
+        layout = self.heads.layout
+        weights = self.heads.weights.contiguous().numpy()
+        return self.heads.packed.numpy(), weights, layout.m, fused._biases(layout), self.causal
+
+    def _rule(self, training: Training):
+        return training.rule.compiled(self.heads, training.step, training.per_token)
+
+    def _states(self, training: Training | None, names: tuple[str, ...]) -> list[np.ndarray]:
+        """The rule's two state arrays; empty ones where it has fewer."""
+        absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
+        found = [training.state[name].numpy() for name in names]
+        return [*found, *[absent] * (2 - len(found))]
+
+    def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
+        contexts, tokens, d = x.shape[2:]
+        _, _, operations = fused.split(contexts, self.heads.count, tokens, d, self.heads.m)
+        size = fused.loops.plan.py_func(contexts, tokens, d, self.heads.m, x.itemsize).size
+        operations *= work * self.seeds * self.depth
+        fused._run(function, arguments, outputs, self.seeds, operations, x.dtype, size)

@@ -1,0 +1,83 @@
+"""Compiled sweeps of a seed through all layers, without leaving the loop in between."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ..attention.loops import plan, seed_field, seed_vjp
+from ..rules.compiled import update
+
+
+@njit
+def add_scaled(out, base, scale):
+    """out = base + scale * out, for (B, N, d)."""
+    for b in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            for a in range(out.shape[2]):
+                out[b, i, a] = base[b, i, a] + scale * out[b, i, a]
+
+
+@njit(nogil=True, cache=True)
+def residual_rows(base, branch, scale, out):
+    """out = base + scale * branch for every seed, rounded as `add_scaled` rounds."""
+    for row in range(out.shape[0]):
+        out[row] = branch[row]
+        add_scaled(out[row], base[row], scale)
+
+
+@njit
+def is_finite(values):
+    for b in range(values.shape[0]):
+        for i in range(values.shape[1]):
+            for a in range(values.shape[2]):
+                if not np.isfinite(values[b, i, a]):
+                    return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first, last):
+    """Fill x (L+1, R, B, N, d) from x[0], for seeds first .. last - 1.
+
+    packed (L, R, P, H), weights (L, R, H).
+    """
+    at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
+    for row in range(first, last):
+        for r in range(packed.shape[0]):
+            out = x[r + 1, row]
+            seed_field(
+                s, at, m, x[r, row], packed[r, row], weights[r, row], out, groups, biases, causal
+            )
+            add_scaled(out, x[r, row], scale)
+
+
+@njit(nogil=True, cache=True)
+def backward_rows(
+    s, packed, weights, m, biases, causal, scale, groups, x, training, code, numbers, ends,
+    state1, state2, alive, p, first, last,
+):  # fmt: skip
+    """Fill p from its last entry and, in training, update every layer as soon as it is passed.
+
+    p is (L+1, R, B, N, d), or (2, R, B, N, d) used in turns, with p_r in p[r % 2]. A seed that is
+    not alive, or whose costate is no longer finite (which `alive` then tells), keeps its heads.
+    """
+    layers, _, size, heads = packed.shape
+    at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
+    dpacked = np.empty((size, heads), x.dtype)
+    dweights = np.empty(heads, x.dtype)
+    slots = p.shape[0]
+    for row in range(first, last):
+        for r in range(layers - 1, -1, -1):
+            cotangent, out = p[(r + 1) % slots, row], p[r % slots, row]
+            seed_vjp(
+                s, at, m, x[r, row], packed[r, row], weights[r, row], cotangent, out,
+                dpacked, dweights, groups, biases, causal, training,
+            )  # fmt: skip
+            if training and alive[row]:
+                alive[row] = is_finite(cotangent)
+                if alive[row]:
+                    update(
+                        code, numbers, ends, packed[r, row], dpacked, state1[r, row], state2[r, row]
+                    )
+            add_scaled(out, cotangent, scale)

@@ -1,0 +1,143 @@
+"""Compiled sweeps and rules against the torch ones that define them."""
+
+import numpy as np
+import pytest
+import torch
+from builders import random_heads, small_atoms, small_problem
+
+from ipslimit import SGD, AdamW, BlockAdamW, Rule, train_particles
+from ipslimit.layers import Sweep, Training, make_sweep
+from ipslimit.layers.compiled import CompiledSweep
+from ipslimit.rules.compiled import update_rows
+from solvers.march import OPERATIONS_COMPILED, March, _compiled
+from solvers.scheme import System
+
+RULES = [
+    SGD(0.1),
+    SGD(0.1, momentum=0.9, weight_decay=0.1),
+    AdamW(0.05, eps=0.01, weight_decay=0.1),
+    AdamW(0.05, eps=0.0),
+    BlockAdamW(0.05, eps=0.01, weight_decay=0.1),
+    BlockAdamW(0.05, eps=0.01, mean=True),
+]
+EPS = {torch.float64: 2.3e-16, torch.float32: 1.2e-7}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_compiled_rule_is_the_torch_rule_to_rounding(rule, dtype):
+    heads = random_heads((3,), H=5, seed=1, dtype=dtype)
+    state = rule.init(heads)
+    theta, alive = heads.packed.clone(), np.array([True, True, False])
+    states = {name: t.clone() for name, t in state.items()}
+    for step in range(1, 6):
+        gradient = random_heads((3,), H=5, seed=10 + step, dtype=dtype)
+        if step == 1:  # an exactly zero gradient
+            gradient.packed[..., 0] = 0
+        code, numbers, ends, names = rule.compiled(heads, step, 0.5)
+        given = [states[name].numpy() for name in names]
+        given += [np.empty((3, 0, 0), theta.numpy().dtype)] * (2 - len(given))
+        g = gradient.packed.numpy()
+        update_rows(code, numbers, ends, theta.numpy(), g, *given, alive)
+        halved = gradient.with_packed(0.5 * gradient.packed)
+        heads, state = rule.update(heads, state, halved, step)
+    assert names == tuple(state)
+    # five steps of a few roundings each, on entries of a few units
+    tolerance = 100 * EPS[dtype]
+    torch.testing.assert_close(theta[:2], heads.packed[:2], rtol=tolerance, atol=tolerance)
+    for name in names:
+        torch.testing.assert_close(
+            states[name][:2], state[name][:2], rtol=tolerance, atol=tolerance
+        )
+    untouched = random_heads((3,), H=5, seed=1, dtype=dtype)
+    assert torch.equal(theta[2], untouched.packed[2])
+
+
+def test_a_subclass_that_trains_differently_is_not_compiled_as_its_parent():
+    class Frozen(AdamW):
+        def update(self, heads, state, gradient, step):
+            return heads, state
+
+    problem = small_problem()
+    run = train_particles(problem, Frozen(0.1), 3, 4, 2, 2, record=[0, 2], device="cpu")
+    assert torch.equal(run.heads[2].packed, run.heads[0].packed)
+
+
+def pair(dtype=torch.float64, seeds=3, depth=4, H=5):
+    heads = random_heads((depth, seeds), H=H, seed=3, dtype=dtype)
+    problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")), dtype=dtype)
+    return heads, problem
+
+
+def swept(kind, heads, problem, rule, keep):
+    heads = heads.map(torch.clone)
+    sweep = kind(heads, problem.causal, 1 / heads.lead[0], {"field": 0, "vjp": 0})
+    state = rule.init(heads)
+    training = Training(rule, state, 1, 1 / 12, torch.ones(heads.lead[1], dtype=torch.bool))
+    x = sweep.forward(problem.contexts)
+    p_end = problem.loss_and_costate(x[-1], problem.targets)[1]
+    p = sweep.backward(x, p_end, keep, training)
+    return x, p, heads.packed, *state.values()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("rule", [RULES[1], RULES[2], RULES[4]], ids=repr)
+def test_compiled_sweep_is_the_sweep_layer_by_layer(rule, dtype, keep):
+    heads, problem = pair(dtype)
+    for a, b in zip(*(swept(k, heads, problem, rule, keep) for k in (Sweep, CompiledSweep))):
+        # a few hundred operations on entries of up to ten
+        torch.testing.assert_close(a, b, rtol=1e3 * EPS[dtype], atol=1e3 * EPS[dtype])
+
+
+@pytest.mark.parametrize("rule", [RULES[0], RULES[2], RULES[5]], ids=repr)
+def test_threads_and_the_way_through_the_layers_change_no_bit(rule, monkeypatch):
+    heads, problem = pair(seeds=5, H=20)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count, layered in ((1, False), (2, False), (1, True), (2, True)):
+            torch.set_num_threads(count)
+            if layered:  # as with few seeds on many threads
+                monkeypatch.setattr(CompiledSweep, "_groups", lambda self, x: None)
+            results.append(swept(CompiledSweep, heads, problem, rule, True))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_the_sweep_is_chosen_by_sizes_and_rule():
+    heads, problem = pair()
+
+    class Own(Rule):  # without a compiled form
+        def init(self, heads):
+            return {}
+
+        def update(self, heads, state, gradient, step):
+            return heads, state
+
+    choose = lambda rule: type(make_sweep(heads, False, 0.25, {}, rule, 3, 4))  # noqa: E731
+    assert choose(RULES[0]) is CompiledSweep
+    assert choose(Own()) is Sweep
+
+
+def test_compiled_march_is_the_march_to_rounding(monkeypatch):
+    from solvers.grid import DepthGrid
+
+    grid = DepthGrid((0.0, 0.25, 0.5, 1.0))
+    problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")), causal=True)
+    heads = random_heads((2 * grid.elements + 1,), H=6, seed=4)
+    answers, costs = [], []
+    for limit in (OPERATIONS_COMPILED, -1.0):
+        monkeypatch.setattr("solvers.march.OPERATIONS_COMPILED", limit)
+        system = System(grid, heads, True, {"field": 0, "vjp": 0})
+        assert bool(_compiled(system, problem.contexts)) == (limit > 0)
+        x = March().forward(system, problem.contexts)
+        p_end = problem.loss_and_costate(x.edges[-1], problem.targets)[1]
+        p, gradient = March().backward(system, x, p_end, True)
+        answers.append((x.edges, x.slopes, p.edges, p.slopes, gradient.packed))
+        costs.append(system.cost)
+    assert costs[0] == costs[1]
+    for a, b in zip(*answers):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)  # a few thousand roundings
