@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_same, require_tensor
+from ..checks import require_bool, require_same, require_tensor, shown
 from ..heads import Heads
 from . import eager
+from .dispatch import choose
 
 __all__ = ["attention_field", "attention_vjp"]
 
@@ -46,8 +47,9 @@ def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torc
 
     Notes
     -----
-    Temporaries are bounded by `eager.TEMPORARY_BUDGET`: see there. Source: Gibson & Reisinger,
-    arXiv:2605.11059 (the weights and biases are our reading).
+    Temporaries are bounded: on the eager path by `eager.TEMPORARY_BUDGET` (see there), on the fused
+    one by at most 16 copies of the result and a few N (m + d) vectors of scratch a thread.
+    Source: Gibson & Reisinger, arXiv:2605.11059 (the weights and biases are our reading).
     """
     _check(x, heads, causal)
     if torch.is_grad_enabled() and any(
@@ -55,7 +57,8 @@ def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torc
     ):
         return _Attention.apply(x, heads.packed, heads.weights, heads.layout, causal)
     lead, flat_x, flat_heads = _flatten(x, heads)
-    field = eager.field(flat_x, flat_heads.packed, flat_heads.weights, heads.layout, causal)
+    path = _path(flat_x, flat_heads)
+    field = path.field(flat_x, flat_heads.packed, flat_heads.weights, heads.layout, causal)
     return field.reshape(lead + x.shape[-3:])
 
 
@@ -95,7 +98,8 @@ def attention_vjp(
         As `attention_field`.
     """
     _check(x, heads, causal)
-    require_tensor("cotangent", cotangent)
+    _require_tensor("cotangent", cotangent)
+    require_bool("with_heads", with_heads)
     require_same("dtype", [("x", x), ("cotangent", cotangent)])
     require_same("device", [("x", x), ("cotangent", cotangent)])
     with torch.no_grad():
@@ -108,7 +112,8 @@ def attention_vjp(
                 f"cotangent must broadcast to the field's shape {tuple(shape)}; got "
                 f"{tuple(cotangent.shape)}. Give one cotangent per token of x."
             ) from None
-        dx, dpacked, dweights = eager.vjp(
+        path = _path(flat_x, flat_heads)
+        dx, dpacked, dweights = path.vjp(
             flat_x, flat_heads.packed, flat_heads.weights, flat_cotangent,
             heads.layout, causal, with_heads,
         )  # fmt: skip
@@ -122,12 +127,31 @@ def attention_vjp(
         return dx, Heads.from_packed(dpacked, dweights.reshape(heads.weights.shape), heads.layout)
 
 
+def _path(x: torch.Tensor, heads: Heads):
+    """The module that computes these sizes: `eager`, or `fused` (imported on first use)."""
+    _, contexts, tokens, d = x.shape
+    chosen = choose(contexts, heads.count, tokens, d, heads.m, x.dtype, x.device)
+    if chosen == "eager":
+        return eager
+    from . import fused  # numba takes a second to import
+
+    return fused
+
+
+def _require_tensor(name: str, value: object) -> None:
+    # not converted as elsewhere: a kernel that copies its input on every call would hide the cost
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name} must be a tensor; got {shown(value)}. Pass torch.as_tensor({name})."
+        )
+    require_tensor(name, value)
+
+
 def _check(x: torch.Tensor, heads: Heads, causal: bool) -> None:
     if not isinstance(heads, Heads):
         raise TypeError(f"heads must be ipslimit.Heads; got {type(heads).__name__}. Build Heads.")
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False; got {causal!r}. Pass a bool.")
-    require_tensor("x", x)
+    require_bool("causal", causal)
+    _require_tensor("x", x)
     if x.ndim < 3 or x.shape[-1] != heads.d or 0 in x.shape:
         raise ValueError(
             f"x must have shape (..., B, N, d) with B, N >= 1 and d={heads.d} as in heads; got "
@@ -142,23 +166,28 @@ def _flatten(x: torch.Tensor, heads: Heads) -> tuple[torch.Size, torch.Tensor, H
 
     Heads shared by all leading indices of x take these as more contexts instead: R = 1.
     """
+    own = heads.lead
+    if x.shape[:-3] == own and len(own) <= 1:  # the calls of every sweep: nothing to broadcast
+        if own:
+            return own, x, heads
+        return own, x[None], heads.map(lambda t: t[None])
     try:
-        lead = torch.broadcast_shapes(x.shape[:-3], heads.lead)
+        lead = torch.broadcast_shapes(x.shape[:-3], own)
     except RuntimeError:
         raise ValueError(
             f"leading dimensions of x and heads must broadcast; got {tuple(x.shape[:-3])} of x "
-            f"{tuple(x.shape)} and {tuple(heads.lead)} of {heads!r}. Insert dimensions of size 1."
+            f"{tuple(x.shape)} and {tuple(own)} of {heads!r}. Insert dimensions of size 1."
         ) from None
-    if heads.lead.numel() == 1:
-        flat_heads = heads.map(lambda t: t.reshape(1, *t.shape[len(heads.lead) :]))
-        return lead, x.expand(lead + x.shape[-3:]).reshape(1, -1, *x.shape[-2:]), flat_heads
-    rows = lead.numel()
-    flat_heads = heads.map(
-        lambda t: t.expand(lead + t.shape[len(heads.lead) :]).reshape(
-            rows, *t.shape[len(heads.lead) :]
-        )
-    )
-    return lead, x.expand(lead + x.shape[-3:]).reshape(rows, *x.shape[-3:]), flat_heads
+    x = x.expand(lead + x.shape[-3:])
+    if own.numel() == 1:
+        flat_heads = heads.map(lambda t: t.reshape(1, *t.shape[len(own) :]))
+        return lead, x.reshape(1, -1, *x.shape[-2:]), flat_heads
+
+    def flatten(t: torch.Tensor) -> torch.Tensor:
+        tail = t.shape[len(own) :]
+        return t.expand(lead + tail).reshape(-1, *tail)
+
+    return lead, x.reshape(-1, *x.shape[-3:]), heads.map(flatten)
 
 
 class _Attention(torch.autograd.Function):
@@ -171,12 +200,37 @@ class _Attention(torch.autograd.Function):
         return attention_field(x, Heads.from_packed(packed, weights, layout), causal)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, cotangent):
         x, packed, weights = ctx.saved_tensors
         heads = Heads.from_packed(packed, weights, ctx.layout)
         with_heads = any(ctx.needs_input_grad[1:3])
         dx, dheads = attention_vjp(x, heads, cotangent, ctx.causal, with_heads=with_heads)
-        if not with_heads:
-            return dx, None, None, None, None
-        return dx, dheads.packed * weights.unsqueeze(-2), dheads.weights, None, None
+        dpacked = dweights = None
+        if with_heads:
+            with torch.no_grad():
+                dpacked, dweights = dheads.packed * weights.unsqueeze(-2), dheads.weights
+        if torch.is_grad_enabled():  # create_graph=True
+            dx, dpacked, dweights = (
+                None if t is None else _Last.apply(t, x, packed, weights, cotangent)
+                for t in (dx, dpacked, dweights)
+            )
+        return dx, dpacked, dweights, None, None
+
+
+class _Last(torch.autograd.Function):
+    """A first derivative that knows what it depends on, and refuses to be differentiated.
+
+    (`once_differentiable` would return it as a constant where the cotangent needs no gradient, and
+    second derivatives would be silently wrong.)
+    """
+
+    @staticmethod
+    def forward(ctx, value, *depends_on):
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        raise RuntimeError(
+            "attention_field can be differentiated once; its second derivative is not implemented. "
+            "Write the attention out in torch operations where you need one."
+        )

@@ -13,13 +13,14 @@ import torch
 from ..heads import Layout
 
 # Entries of one temporary. Work is cut into blocks of leading indices, contexts and heads so that
-# no temporary has more than max(TEMPORARY_BUDGET, N (N + 4m)) entries; field and vjp hold at most
-# 4 and 9 of them at a time. 2^18 doubles are 2 MiB, about a core's second-level cache.
+# no temporary has more than max(TEMPORARY_BUDGET, (N + d) (N + 4m)) entries; field and vjp hold at
+# most 4 and 9 of them at a time. 2^18 doubles are 2 MiB, about a core's second-level cache.
+# (Heads or tokens that are broadcast along some leading dimensions are expanded before that.)
 TEMPORARY_BUDGET = 2**18
 
 
 def blocks(
-    rows: int, contexts: int, heads: int, tokens: int, m: int
+    rows: int, contexts: int, heads: int, tokens: int, d: int, m: int
 ) -> tuple[list[slice], list[slice], list[slice]]:
     """Blocks of leading indices, contexts and heads within the budget.
 
@@ -30,7 +31,7 @@ def blocks(
     def cut(total: int, size: int) -> list[slice]:
         return [slice(i, min(i + size, total)) for i in range(0, total, size)]
 
-    unit = tokens * (tokens + 4 * m)
+    unit = (tokens + d) * (tokens + 4 * m)
     context_step = max(1, min(contexts, TEMPORARY_BUDGET // unit))
     head_step = max(1, min(heads, TEMPORARY_BUDGET // (unit * context_step)))
     row_step = max(1, min(rows, TEMPORARY_BUDGET // (unit * context_step * head_step)))
@@ -70,9 +71,9 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads:
 
 
 def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slice]]:
-    rows, contexts, tokens, _ = x.shape
+    rows, contexts, tokens, d = x.shape
     row_blocks, context_blocks, head_blocks = blocks(
-        rows, contexts, weights.shape[-1], tokens, layout.m
+        rows, contexts, weights.shape[-1], tokens, d, layout.m
     )
     for row in row_blocks:
         for context in context_blocks:

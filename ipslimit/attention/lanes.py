@@ -16,7 +16,6 @@ import operator
 
 # 8 doubles fill an AVX-512 register and 8 floats an AVX2 one. On machines whose 512-bit
 # instructions run at half rate 8 floats are as fast as 16, and fewer heads go to waste.
-import os
 
 import numpy as np
 from llvmlite import ir
@@ -24,7 +23,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-_W = int(os.environ.get("KW", 8))
+_W = 8
 
 # numpy integers: numba compiles a function again for every literal int it is called with
 WIDTH, ZERO, ONE = np.intp(_W), np.intp(0), np.intp(1)
