@@ -42,7 +42,7 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
 def _headline(result: SweepResult) -> list[str]:
     lines = ["step  variable  term         in  exponent [95 % interval]  (rms, training contexts)"]
     for fit in result.fits.select(norm="rms", set="train"):
-        if fit.at in ("all", "inf") and fit.variable in ("x", "p"):
+        if fit.at in ("all", "inf"):
             note = f"  ({fit.note})" if fit.note else ""
             lines.append(
                 f"{fit.step:>4}  {fit.variable:<8}  {fit.term:<11}  {fit.size:<2}  {fit}{note}"
