@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ipslimit.attention.loops import plan, seed_field, seed_vjp
+from ipslimit.attention.blocks import plan
+from ipslimit.attention.cache import compiled_entry
+from ipslimit.attention.loops import seed_field, seed_vjp
 
 
 @njit
@@ -28,7 +30,7 @@ def finish(out, base, sixth, k1, k2, k3, k4):
                 out[b, i, a] = base[b, i, a] + sixth * total
 
 
-@njit(nogil=True, cache=True)
+@compiled_entry()
 def forward(s, packed, weights, m, biases, causal, steps, groups, edges, slopes, first, last):
     """Fill edges and slopes (elements + 1, B, N, d) from edges[0].
 
@@ -56,7 +58,7 @@ def forward(s, packed, weights, m, biases, causal, steps, groups, edges, slopes,
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@compiled_entry()
 def backward(
     s, packed, weights, m, biases, causal, steps, groups, states, edges, pulls, gradient,
     with_heads, first, last,

@@ -19,7 +19,7 @@ import torch
 
 from ..heads import BIASES, Layout
 from . import loops
-from .lanes import WIDTH
+from .lanes import LANES
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
 # 20 microseconds): enough for a large machine with one seed, not so small that calls show.
@@ -87,7 +87,7 @@ def split(contexts: int, heads: int, tokens: int, d: int, m: int) -> tuple[int, 
 
     Groups of heads come first: they share nothing but dx, which is smaller than the heads.
     """
-    blocks = -(-heads // WIDTH)
+    blocks = -(-heads // LANES)
     operations = contexts * blocks * tokens * (4 * m * d + tokens * (2 * m + 10))
     tasks = min(TASKS_PER_SEED, max(1, int(operations / OPERATIONS_PER_TASK)))
     groups = min(blocks, tasks)
@@ -116,12 +116,9 @@ def _run(function, arguments, outputs, tasks, operations, dtype, size) -> None:
     if threads <= 1:
         work(0, tasks)
         return
-    bounds = [tasks * i // threads for i in range(threads + 1)]
-    others = [
-        _workers().submit(work, first, last)
-        for first, last in zip(bounds[1:-1], bounds[2:], strict=True)
-    ]
-    work(0, bounds[1])
+    shares = [(tasks * i // threads, tasks * (i + 1) // threads) for i in range(threads)]
+    others = [_workers().submit(work, *share) for share in shares[1:]]
+    work(*shares[0])
     for future in others:
         future.result()
 

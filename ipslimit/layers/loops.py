@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..attention.loops import plan, seed_field, seed_vjp
+from ..attention.blocks import plan
+from ..attention.cache import compiled_entry
+from ..attention.loops import seed_field, seed_vjp
+from ..rules import compiled
 from ..rules.compiled import update
 
 
@@ -36,7 +39,7 @@ def is_finite(values):
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled_entry()
 def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first, last):
     """Fill x (L+1, R, B, N, d) from x[0], for seeds first .. last - 1.
 
@@ -52,7 +55,7 @@ def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first,
             add_scaled(out, x[r, row], scale)
 
 
-@njit(nogil=True, cache=True)
+@compiled_entry(compiled.__file__)
 def backward_rows(
     s, packed, weights, m, biases, causal, scale, groups, x, training, code, numbers, ends,
     state1, state2, alive, p, first, last,

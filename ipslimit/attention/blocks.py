@@ -1,0 +1,363 @@
+"""The fused CPU kernel on WIDTH heads and one context, which together stay in cache.
+
+Everything here is compiled and allocates nothing: temporaries live in a flat scratch array `s`, at
+offsets that `plan` lays out. The loops over contexts, heads and seeds are in `loops`.
+
+Names follow the notation of the project: q, k, v, o, logits, a (attention), z = a v, and the
+cotangents d... of each. Four rewritings save work per token pair:
+
+- logits are in base 2, q carrying the factor log2(e)/sqrt(m), so that the softmax needs 2^t only;
+- a = e/total is never formed: z is divided by the total, and so is the cotangent of z;
+- the softmax's transpose, dlogits = a (da - <dz, z>), starts the sum da from -<dz, z>;
+- the factors left over by this (1/sqrt(m), ln 2, the weights) are put on the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from numba import njit
+
+from .lanes import (
+    ONE,
+    WIDTH,
+    ZERO,
+    constant,
+    exp2,
+    fma,
+    load,
+    load_some,
+    maximum,
+    number,
+    set_number,
+    spread,
+    store,
+    store_some,
+    sum_lanes,
+)  # fmt: skip
+from .tiles import product, row_product, token_product
+
+# Scratch that one block's sums over tokens may take, and its panel of attention rows.
+SUMS_BYTES = 2**17
+PANEL_BYTES = 2**14
+
+
+class Plan(NamedTuple):
+    """Offsets into the scratch array. (rows, columns) of vectors unless it says numbers."""
+
+    x: int  # numbers (N, d)
+    cotangent: int  # numbers (N, d)
+    zero: int  # (1, 1)
+    qkv: int  # (d, 3m): Q log2(e)/sqrt(m), K, V side by side
+    qkv_bias: int  # (1, 3m), in the same units
+    o: int  # (d, m)
+    weighted_qkv: int  # (3m, d), in the units that take dq, dk, dv to dx
+    weighted_o: int  # (m, d)
+    bo: int  # (1, d), times the weights in the field
+    projected: int  # (N, 3m): q, k, v
+    z: int  # (N, m)
+    dz: int  # (N, m)
+    dprojected: int  # (N, 3m)
+    e: int  # (panel, N)
+    dlogits: int  # (panel, N)
+    row: int  # (panel, 1)
+    sums: int  # (chunk, N, d): field or dx
+    dqkv: int  # (d, 3m)
+    dqkv_bias: int  # (1, 3m)
+    do: int  # (d, m)
+    dweight: int  # (1, 1)
+    dbo: int  # numbers (d)
+    size: int
+    panel: int  # rows of attention held at a time
+    chunk: int  # contexts whose sums are held at a time
+
+
+@njit
+def plan(contexts, tokens, d, m, itemsize):
+    """The scratch layout for these shapes."""
+    vector = WIDTH * itemsize
+    panel = min(tokens, max(4, PANEL_BYTES // (tokens * vector) // 4 * 4))
+    chunk = max(1, min(contexts, SUMS_BYTES // (tokens * d * vector)))
+    numbers = (tokens * d + WIDTH - 1) // WIDTH * WIDTH
+    x = 0
+    cotangent = x + numbers
+    zero = cotangent + numbers
+    qkv = zero + WIDTH
+    qkv_bias = qkv + 3 * d * m * WIDTH
+    o = qkv_bias + 3 * m * WIDTH
+    weighted_qkv = o + d * m * WIDTH
+    weighted_o = weighted_qkv + 3 * d * m * WIDTH
+    bo = weighted_o + d * m * WIDTH
+    projected = bo + d * WIDTH
+    z = projected + 3 * tokens * m * WIDTH
+    dz = z + tokens * m * WIDTH
+    dprojected = dz + tokens * m * WIDTH
+    e = dprojected + 3 * tokens * m * WIDTH
+    dlogits = e + panel * tokens * WIDTH
+    row = dlogits + panel * tokens * WIDTH
+    sums = row + panel * WIDTH
+    dqkv = sums + chunk * tokens * d * WIDTH
+    dqkv_bias = dqkv + 3 * d * m * WIDTH
+    do = dqkv_bias + 3 * m * WIDTH
+    dweight = do + d * m * WIDTH
+    dbo = dweight + WIDTH
+    size = dbo + (d + WIDTH - 1) // WIDTH * WIDTH
+    return Plan(
+        x, cotangent, zero, qkv, qkv_bias, o, weighted_qkv, weighted_o, bo, projected, z, dz,
+        dprojected, e, dlogits, row, sums, dqkv, dqkv_bias, do, dweight, dbo, size, panel, chunk,
+    )  # fmt: skip
+
+
+@njit(inline="always")
+def copy_numbers(s, at, array, first, count):
+    """Copy `count` numbers of a C-contiguous array, from flat position `first`, to the scratch."""
+    for i in range(0, count, WIDTH):
+        store(s, at + i, load_some(array, first + i, min(WIDTH, count - i)))
+
+
+@njit
+def fill(s, at, vectors, value):
+    for i in range(vectors):
+        store(s, at + i * WIDTH, value)
+
+
+@njit
+def load_heads(s, at, packed, weights, head, d, m, biases, transpose):
+    """Bring the parameters of heads head .. head + WIDTH - 1 to the scratch, in its units.
+
+    Lanes beyond the last head hold zeros: their attention is uniform, and their outputs 0.
+    """
+    count = min(WIDTH, packed.shape[1] - head)
+    stride = packed.shape[1]
+    to_logits = constant(s, math.log2(math.e) / math.sqrt(m))
+    ln2 = constant(s, math.log(2.0))
+    one = constant(s, 1.0)
+    weight = load_some(weights, head, count)
+    store(s, at.zero, constant(s, 0.0))
+    for which in range(3):
+        scale = to_logits if which == 0 else one
+        # dq and dk leave the loops without the factors of the logits
+        back = weight * ln2 if which < 2 else weight
+        for a in range(d):
+            for c in range(m):
+                value = load_some(packed, ((which * d + a) * m + c) * stride + head, count) * scale
+                cell = (a * 3 * m + which * m + c) * WIDTH
+                store(s, at.qkv + cell, value)
+                if transpose:
+                    cell = ((which * m + c) * d + a) * WIDTH
+                    store(s, at.weighted_qkv + cell, value * back)
+        for c in range(m):
+            value = constant(s, 0.0)
+            if biases[which] >= 0:
+                value = load_some(packed, (biases[which] + c) * stride + head, count) * scale
+            store(s, at.qkv_bias + (which * m + c) * WIDTH, value)
+    for a in range(d):
+        for c in range(m):
+            value = load_some(packed, ((3 * d + a) * m + c) * stride + head, count)
+            if transpose:
+                store(s, at.o + (a * m + c) * WIDTH, value)
+            else:
+                store(s, at.weighted_o + (c * d + a) * WIDTH, value * weight)
+        if biases[3] >= 0:
+            value = load_some(packed, (biases[3] + a) * stride + head, count)
+            store(s, at.bo + a * WIDTH, value if transpose else value * weight)
+
+
+@njit(inline="always")
+def project(s, at, tokens, d, m):
+    """q, k, v of every token."""
+    token_product(
+        s, (tokens, 3 * m, d), (at.projected, 3 * m * WIDTH), (at.qkv_bias, ZERO, WIDTH),
+        (at.x, d, ONE), (at.qkv, 3 * m * WIDTH, WIDTH),
+    )  # fmt: skip
+
+
+@njit
+def softmax_rows(s, at, tokens, first, rows, causal, m):
+    """e = 2^(logits - their maximum) of some rows, with 1/sum_j e in `row`.
+
+    Returns the number of columns in use: a row's future is zero in the causal case.
+    """
+    columns = first + rows if causal else tokens
+    wide = 3 * m * WIDTH
+    row_product(
+        s, (rows, columns, m), (at.e, tokens * WIDTH), (at.zero, ZERO, ZERO),
+        (at.projected + first * wide, wide, WIDTH), (at.projected + m * WIDTH, WIDTH, wide),
+    )  # fmt: skip
+    zero, one = constant(s, 0.0), constant(s, 1.0)
+    for i in range(rows):
+        e = at.e + i * tokens * WIDTH
+        seen = first + i + 1 if causal else tokens
+        top = load(s, e)
+        for j in range(1, seen):
+            top = maximum(load(s, e + j * WIDTH), top)
+        total = zero
+        for j in range(seen):
+            value = exp2(load(s, e + j * WIDTH) - top)
+            store(s, e + j * WIDTH, value)
+            total = total + value
+        for j in range(seen, columns):
+            store(s, e + j * WIDTH, zero)
+        store(s, at.row + i * WIDTH, one / total)
+    return columns
+
+
+@njit(inline="always")
+def attend(s, at, tokens, first, rows, columns, m):
+    """z = a v of some rows."""
+    z = at.z + first * m * WIDTH
+    product(
+        s, (rows, m, columns), (z, m * WIDTH), (at.zero, ZERO, ZERO),
+        (at.e, tokens * WIDTH, WIDTH), (at.projected + 2 * m * WIDTH, 3 * m * WIDTH, WIDTH),
+    )  # fmt: skip
+    for i in range(rows):
+        share = load(s, at.row + i * WIDTH)
+        for c in range(m):
+            cell = z + (i * m + c) * WIDTH
+            store(s, cell, load(s, cell) * share)
+
+
+@njit
+def block_field(s, at, sums, tokens, d, m, causal, has_bo):
+    """Add the weighted outputs of the loaded heads on the loaded context to `sums` (N, d)."""
+    project(s, at, tokens, d, m)
+    for first in range(0, tokens, at.panel):
+        rows = min(at.panel, tokens - first)
+        columns = softmax_rows(s, at, tokens, first, rows, causal, m)
+        attend(s, at, tokens, first, rows, columns, m)
+    product(
+        s, (tokens, d, m), (sums, d * WIDTH), (sums, d * WIDTH, WIDTH),
+        (at.z, m * WIDTH, WIDTH), (at.weighted_o, d * WIDTH, WIDTH),
+    )  # fmt: skip
+    if has_bo:
+        for i in range(tokens):
+            for a in range(d):
+                cell = sums + (i * d + a) * WIDTH
+                store(s, cell, load(s, cell) + load(s, at.bo + a * WIDTH))
+
+
+@njit
+def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads):
+    """Add dx of the loaded heads and context to `sums`, the heads' derivatives to theirs."""
+    wide = 3 * m * WIDTH
+    q, k, v = at.projected, at.projected + m * WIDTH, at.projected + 2 * m * WIDTH
+    dq, dk, dv = at.dprojected, at.dprojected + m * WIDTH, at.dprojected + 2 * m * WIDTH
+    project(s, at, tokens, d, m)
+    token_product(
+        s, (tokens, m, d), (at.dz, m * WIDTH), (at.zero, ZERO, ZERO),
+        (at.cotangent, d, ONE), (at.o, m * WIDTH, WIDTH),
+    )  # fmt: skip
+    fill(s, at.dprojected, 3 * m * tokens, constant(s, 0.0))
+    dweight = load(s, at.dweight)
+    for first in range(0, tokens, at.panel):
+        rows = min(at.panel, tokens - first)
+        columns = softmax_rows(s, at, tokens, first, rows, causal, m)
+        attend(s, at, tokens, first, rows, columns, m)
+        z, dz = at.z + first * m * WIDTH, at.dz + first * m * WIDTH
+        for i in range(rows):
+            share = load(s, at.row + i * WIDTH)
+            inside = constant(s, 0.0)  # <dz, z>
+            for c in range(m):
+                cell = (i * m + c) * WIDTH
+                value = load(s, dz + cell)
+                inside = fma(value, load(s, z + cell), inside)
+                store(s, dz + cell, value * share)
+            dweight = dweight + inside
+            store(s, at.row + i * WIDTH, constant(s, 0.0) - inside * share)
+        row_product(
+            s, (rows, columns, m), (at.dlogits, tokens * WIDTH), (at.row, WIDTH, ZERO),
+            (dz, m * WIDTH, WIDTH), (v, WIDTH, wide),
+        )  # fmt: skip
+        for i in range(rows):
+            for j in range(columns):
+                cell = (i * tokens + j) * WIDTH
+                store(s, at.dlogits + cell, load(s, at.dlogits + cell) * load(s, at.e + cell))
+        product(
+            s, (rows, m, columns), (dq + first * wide, wide), (at.zero, ZERO, ZERO),
+            (at.dlogits, tokens * WIDTH, WIDTH), (k, wide, WIDTH),
+        )  # fmt: skip
+        product(
+            s, (columns, m, rows), (dk, wide), (dk, wide, WIDTH),
+            (at.dlogits, WIDTH, tokens * WIDTH), (q + first * wide, wide, WIDTH),
+        )  # fmt: skip
+        product(
+            s, (columns, m, rows), (dv, wide), (dv, wide, WIDTH),
+            (at.e, WIDTH, tokens * WIDTH), (dz, m * WIDTH, WIDTH),
+        )  # fmt: skip
+    product(
+        s, (tokens, d, 3 * m), (sums, d * WIDTH), (sums, d * WIDTH, WIDTH),
+        (at.dprojected, wide, WIDTH), (at.weighted_qkv, d * WIDTH, WIDTH),
+    )  # fmt: skip
+    if with_heads:
+        token_product(
+            s, (d, 3 * m, tokens), (at.dqkv, wide), (at.dqkv, wide, WIDTH),
+            (at.x, ONE, d), (at.dprojected, wide, WIDTH),
+        )  # fmt: skip
+        token_product(
+            s, (d, m, tokens), (at.do, m * WIDTH), (at.do, m * WIDTH, WIDTH),
+            (at.cotangent, ONE, d), (at.z, m * WIDTH, WIDTH),
+        )  # fmt: skip
+        for c in range(3 * m):
+            total = load(s, at.dqkv_bias + c * WIDTH)
+            for i in range(tokens):
+                total = total + load(s, at.dprojected + (i * 3 * m + c) * WIDTH)
+            store(s, at.dqkv_bias + c * WIDTH, total)
+        for i in range(tokens):
+            for a in range(d):
+                number = spread(s, at.cotangent + i * d + a)
+                s[at.dbo + a] += s[at.cotangent + i * d + a]
+                if has_bo:
+                    dweight = fma(number, load(s, at.bo + a * WIDTH), dweight)
+        store(s, at.dweight, dweight)
+
+
+@njit
+def store_some_or_add(array, offset, count, value, add):
+    if add:
+        value = value + load_some(array, offset, count)
+    store_some(array, offset, count, value)
+
+
+@njit
+def store_head_derivatives(s, at, dpacked, dweights, head, d, m, biases, add):
+    """Write the loaded heads' derivatives, per unit weight, or add them to what is there."""
+    count = min(WIDTH, dpacked.shape[1] - head)
+    stride = dpacked.shape[1]
+    for which in range(3):
+        scale = constant(s, 1.0)
+        if which == 0:
+            scale = constant(s, 1.0 / math.sqrt(m))
+        elif which == 1:
+            scale = constant(s, math.log(2.0))
+        for a in range(d):
+            for c in range(m):
+                value = load(s, at.dqkv + (a * 3 * m + which * m + c) * WIDTH) * scale
+                offset = ((which * d + a) * m + c) * stride + head
+                store_some_or_add(dpacked, offset, count, value, add)
+        if biases[which] >= 0:
+            for c in range(m):
+                value = load(s, at.dqkv_bias + (which * m + c) * WIDTH) * scale
+                if which == 1:  # the softmax does not see bk: exactly zero
+                    value = constant(s, 0.0)
+                offset = (biases[which] + c) * stride + head
+                store_some_or_add(dpacked, offset, count, value, add)
+    for a in range(d):
+        for c in range(m):
+            value = load(s, at.do + (a * m + c) * WIDTH)
+            offset = ((3 * d + a) * m + c) * stride + head
+            store_some_or_add(dpacked, offset, count, value, add)
+        if biases[3] >= 0:
+            offset = (biases[3] + a) * stride + head
+            store_some_or_add(dpacked, offset, count, spread(s, at.dbo + a), add)
+    store_some_or_add(dweights, head, count, load(s, at.dweight), add)
+
+
+@njit
+def sum_heads(s, sums, count, out, first, add):
+    """out[first + i] = sum over the lanes of the i-th vector of `sums`, with `out` taken flat."""
+    for i in range(count):
+        total = sum_lanes(load(s, sums + i * WIDTH))
+        if add:
+            total += number(out, first + i)
+        set_number(out, first + i, total)
