@@ -107,7 +107,7 @@ def train_particles(
         L.
     heads : int or None
         H, heads per layer, drawn i.i.d. from `problem.law`. None is H = infinity: every layer
-        holds the whole law; there is then no randomness and a single seed is the answer.
+        holds the whole law; nothing is random then, and all seeds share one computed answer.
     steps : int >= 0
     seeds : int n (seeds 0..n-1) or a sequence of seed indices
     root_seed : int >= 0
@@ -149,11 +149,6 @@ def train_particles(
 
     counts = atoms = None
     if heads is None:
-        if len(seeds) > 1:
-            raise ValueError(
-                f"seeds must be a single seed with heads=None, the whole law in every layer, where "
-                f"nothing is random; got {len(seeds)} seeds. Use seeds=1."
-            )
         whole = problem.law.nodes(nodes, nodes_seed).heads.to(problem.dtype)
         start = whole.map(lambda t: t.expand(depth, 1, *t.shape))
     else:
@@ -171,9 +166,11 @@ def train_particles(
         if draws[0].counts is not None:
             counts = torch.stack([draw.counts for draw in draws])
             atoms = torch.stack([draw.atoms for draw in draws])
-    run = empty_run(depth, heads, seeds, steps, problem, device)
+    distinct = seeds if heads is not None else seeds[:1]
+    run = empty_run(depth, heads, distinct, steps, problem, device)
     run.root_seed, run.counts, run.atoms = root_seed, counts, atoms
-    return train_from(start, problem, rule, steps, record, run, residual_exponent, device)
+    train_from(start, problem, rule, steps, record, run, residual_exponent, device)
+    return run if heads is not None else _repeated(run, seeds)
 
 
 def empty_run(
@@ -230,6 +227,31 @@ def train_from(
         if keep:
             run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
     return run
+
+
+def _repeated(run: ParticleRun, seeds: tuple[int, ...]) -> ParticleRun:
+    """The run of one seed as that of many, without copying it."""
+
+    def repeat(value):
+        if isinstance(value, dict):
+            return {step: repeat(item) for step, item in value.items()}
+        if isinstance(value, Heads):
+            return value.map(repeat)
+        return value.expand(len(seeds), *value.shape[1:])
+
+    names = (
+        "loss",
+        "diverged",
+        "diverged_at",
+        "x",
+        "p",
+        "probe_x",
+        "probe_p",
+        "probe_loss",
+        "heads",
+    )
+    repeated = {name: repeat(getattr(run, name)) for name in names}
+    return dataclasses.replace(run, seeds=seeds, **repeated)
 
 
 def _record_probes(sweep: Sweep, problem: Problem, run: ParticleRun, step: int, device) -> None:

@@ -500,11 +500,6 @@ TRAINING_CASES = {
     "seed a float": (lambda: train(seeds=[0.0]), TypeError, ["seeds must be an integer", "0.0"]),
     "seeds text": (lambda: train(seeds="12"), TypeError, ["seeds must be an integer", "'12'"]),
     "seeds a bool": (lambda: train(seeds=True), TypeError, ["seeds must be an integer", "True"]),
-    "several seeds of the whole law": (
-        lambda: train(heads=None, seeds=3),
-        ValueError,
-        ["seeds must be a single seed", "seeds=1"],
-    ),
     "root seed negative": (
         lambda: train(root_seed=-1),
         ValueError,

@@ -744,6 +744,16 @@ def test_a_seed_whose_costate_is_not_finite_is_frozen_at_its_last_finite_heads()
     assert torch.equal(run.heads[2].packed[bad], run.heads[0].packed[bad])
 
 
+def test_seeds_of_the_whole_law_share_one_answer(problem):
+    one = train_particles(problem, ADAMW, 3, None, 2, record=[0, 2], device="cpu")
+    many = train_particles(problem, ADAMW, 3, None, 2, seeds=[4, 7], record=[0, 2], device="cpu")
+    assert many.seeds == (4, 7) and many.cost == one.cost
+    assert many.x[2].shape == (2, *one.x[2].shape[1:]) and many.loss.shape == (2, 3)
+    for seed in range(2):
+        assert torch.equal(many.p[0][seed], one.p[0][0])
+        assert torch.equal(many.heads[2].packed[seed], one.heads[2].packed[0])
+
+
 def test_a_run_of_which_every_seed_diverges_still_returns():
     problem = small_problem(law_with_a_bomb(1e20, weight=1.0), dtype=torch.float32)
     run = train_particles(problem, ADAMW, 3, 2, 2, seeds=2, device="cpu")

@@ -25,8 +25,8 @@ from .lanes import LANES
 # 20 microseconds): enough for a large machine with one seed, not so small that calls show.
 TASKS_PER_SEED = 16
 OPERATIONS_PER_TASK = 1e5
-# A thread is worth waking for this much work.
-OPERATIONS_PER_THREAD = 2e5
+# A thread is worth waking for this much work, over 100 microseconds.
+OPERATIONS_PER_THREAD = 4e5
 
 _log = logging.getLogger("ipslimit")
 _local = threading.local()

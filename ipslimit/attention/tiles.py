@@ -62,7 +62,9 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
         number, pointer, number, pointer, number, number, pointer, number, number, pointer, number,
     ]  # fmt: skip
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
-    function.linkage = "linkonce_odr"
+    # every compiled entry keeps its own copy: shared by name, an older entry in the cache could
+    # lend its tiles to a newer one
+    function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
     (
