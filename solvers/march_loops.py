@@ -6,8 +6,8 @@ import numpy as np
 from numba import njit
 
 from ipslimit.attention.blocks import plan
-from ipslimit.attention.cache import compiled_entry
 from ipslimit.attention.loops import seed_field, seed_vjp
+from ipslimit.compilation import compiled_entry
 
 
 @njit

@@ -27,6 +27,8 @@ TASKS_PER_SEED = 16
 OPERATIONS_PER_TASK = 1e5
 # A thread is worth waking for this much work, over 100 microseconds.
 OPERATIONS_PER_THREAD = 4e5
+# Seconds of compilation after which the user is told what is going on.
+ANNOUNCE_AFTER = 1.0
 
 _log = logging.getLogger("ipslimit")
 _local = threading.local()
@@ -149,7 +151,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def _compile(function, dtype: torch.dtype, work) -> None:
     """Compile for one dtype by running no task; tell the user if it takes over a second."""
     message = "compiling the attention kernel for %s (once: it is kept in a cache)"
-    timer = threading.Timer(1.0, _log.warning, (message, dtype))
+    timer = threading.Timer(ANNOUNCE_AFTER, _log.warning, (message, dtype))
     timer.daemon = True
     timer.start()
     try:

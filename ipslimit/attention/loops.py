@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from ..compilation import compiled_entry
 from .blocks import (
     block_field,
     block_vjp,
@@ -18,7 +19,6 @@ from .blocks import (
     store_head_derivatives,
     sum_heads,
 )  # fmt: skip
-from .cache import compiled_entry
 from .lanes import WIDTH, constant
 
 

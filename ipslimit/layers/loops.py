@@ -6,8 +6,8 @@ import numpy as np
 from numba import njit
 
 from ..attention.blocks import plan
-from ..attention.cache import compiled_entry
 from ..attention.loops import seed_field, seed_vjp
+from ..compilation import compiled_entry
 from ..rules import compiled
 from ..rules.compiled import update
 
@@ -21,7 +21,7 @@ def add_scaled(out, base, scale):
                 out[b, i, a] = base[b, i, a] + scale * out[b, i, a]
 
 
-@njit(nogil=True, cache=True)
+@compiled_entry()
 def residual_rows(base, branch, scale, out):
     """out = base + scale * branch for every seed, rounded as `add_scaled` rounds."""
     for row in range(out.shape[0]):

@@ -10,6 +10,7 @@ import math
 
 from numba import njit
 
+from ..compilation import compiled_entry
 from .base import NAMES
 
 SGD, ADAMW, _ = range(len(NAMES))
@@ -78,7 +79,7 @@ def _block_adamw(numbers, ends, theta, g, m, v):
         start = ends[block]
 
 
-@njit(nogil=True, cache=True)
+@compiled_entry()
 def update_rows(code, numbers, ends, theta, g, first, second, alive):
     """`update` for every seed that is alive; all arrays have a leading dimension of seeds."""
     for row in range(theta.shape[0]):
