@@ -42,7 +42,6 @@ class CompiledMarch:
         widths = np.array(self.system.grid.widths)
         steps = np.stack([widths / 2, widths, widths / 6], axis=1).astype(packed.dtype)
         arguments = (
-            packed, weights, heads.m, fused._biases(heads.layout), self.system.causal, steps
+            packed, weights, heads.m, fused.bias_rows(heads.layout), self.system.causal, steps
         )  # fmt: skip
-        size = fused.loops.plan.py_func(*self.shape, packed.itemsize).size
-        fused._run(function, arguments, outputs, 1, 0.0, dtype, size)
+        fused.run_tasks(function, arguments, outputs, 1, 0.0, dtype, self.shape)

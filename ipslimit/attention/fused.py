@@ -10,6 +10,7 @@ number of threads nor the number of seeds computed together changes a bit of the
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -44,11 +45,11 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     groups, context_groups, operations = split(contexts, heads, tokens, d, layout.m)
     out = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
     partial = out[:, None] if groups == 1 else x.new_empty((rows, groups, contexts, tokens, d))
-    arguments = (_array(x), _array(packed), _array(weights), layout.m, _biases(layout), causal)
+    arguments = (_array(x), _array(packed), _array(weights), layout.m, bias_rows(layout), causal)
     outputs = (partial.numpy(), context_groups)
-    size = loops.plan.py_func(contexts, tokens, d, layout.m, x.itemsize).size
+    shape = (contexts, tokens, d, layout.m)
     tasks = rows * groups * context_groups
-    _run(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, size)
+    run_tasks(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, shape)
     if groups > 1:
         loops.add_groups(partial.view(rows, groups, -1).numpy(), out.view(rows, -1).numpy())
     return out
@@ -71,12 +72,12 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads:
         parts[2] = x.new_empty((rows, context_groups, heads))
     arguments = (
         _array(x), _array(packed), _array(weights), _array(cotangent), layout.m,
-        _biases(layout), causal, with_heads,
+        bias_rows(layout), causal, with_heads,
     )  # fmt: skip
     outputs = (*(part.numpy() for part in parts), context_groups)
-    size = loops.plan.py_func(contexts, tokens, d, layout.m, x.itemsize).size
+    shape = (contexts, tokens, d, layout.m)
     tasks = rows * groups * context_groups
-    _run(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, size)
+    run_tasks(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, shape)
     for total, part in zip((dx, dpacked, dweights), parts, strict=True):
         if part.shape[1] > 1:
             count = part.shape[1]
@@ -101,13 +102,26 @@ def _array(tensor: torch.Tensor):
     return tensor.detach().contiguous().numpy()
 
 
-def _biases(layout: Layout) -> tuple[int, ...]:
+def bias_rows(layout: Layout) -> tuple[int, ...]:
+    """First rows of bq, bk, bv, bo in the packed heads; -1 for one that is absent."""
     slices = layout.slices
     return tuple(slices[name].start if name in slices else -1 for name in BIASES)
 
 
-def _run(function, arguments, outputs, tasks, operations, dtype, size) -> None:
-    """Run all tasks on as many threads as torch uses and the work is worth."""
+def run_tasks(function, arguments, outputs, tasks: int, operations: float, dtype, shape) -> None:
+    """Run all tasks on as many threads as torch uses and the work is worth.
+
+    Parameters
+    ----------
+    function : compiled entry, called as function(scratch, *arguments, *outputs, first, last)
+        It does the tasks first .. last - 1, and nothing for none.
+    tasks : int
+    operations : float
+        Vector operations of all tasks together, as `split` counts them.
+    dtype : torch.dtype
+    shape : (B, N, d, m), from which the scratch is laid out
+    """
+    size = _scratch_size(*shape, dtype.itemsize)
 
     def work(first: int, last: int) -> None:
         function(_scratch(dtype, size), *arguments, *outputs, first, last)
@@ -159,6 +173,11 @@ def _compile(function, dtype: torch.dtype, work) -> None:
     finally:
         timer.cancel()
     _compiled.add((function, dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _scratch_size(*plan_arguments: int) -> int:
+    return loops.plan.py_func(*plan_arguments).size
 
 
 def _scratch(dtype: torch.dtype, size: int):

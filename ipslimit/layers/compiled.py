@@ -68,7 +68,7 @@ class CompiledSweep(Sweep):
     def _heads(self, x: torch.Tensor) -> tuple:
         layout = self.heads.layout
         weights = self.heads.weights.contiguous().numpy()
-        return self.heads.packed.numpy(), weights, layout.m, fused._biases(layout), self.causal
+        return self.heads.packed.numpy(), weights, layout.m, fused.bias_rows(layout), self.causal
 
     def _rule(self, training: Training):
         return training.rule.compiled(self.heads, training.step, training.per_token)
@@ -82,6 +82,6 @@ class CompiledSweep(Sweep):
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
         contexts, tokens, d = x.shape[2:]
         _, _, operations = fused.split(contexts, self.heads.count, tokens, d, self.heads.m)
-        size = fused.loops.plan.py_func(contexts, tokens, d, self.heads.m, x.itemsize).size
+        shape = (contexts, tokens, d, self.heads.m)
         operations *= work * self.seeds * self.depth
-        fused._run(function, arguments, outputs, self.seeds, operations, x.dtype, size)
+        fused.run_tasks(function, arguments, outputs, self.seeds, operations, x.dtype, shape)
