@@ -59,3 +59,44 @@ def test_kept_code_is_not_used_once_a_file_it_calls_into_has_changed(tmp_path):
     assert run("x + 1.0") == ["2.0", "0"]
     assert run("x + 1.0") == ["2.0", "1"]  # kept
     assert run("x + 2.0") == ["3.0", "0"]
+
+
+ENTRIES = """
+import sys
+import torch
+from ipslimit import AdamW, attention_field, attention_vjp
+from ipslimit.attention import eager
+from builders import random_heads, normal, small_problem
+from solvers.grid import DepthGrid
+from solvers.march import March, _compiled
+from solvers.scheme import System
+
+def kernel():
+    heads, x = random_heads((2,), H=5), normal(2, 3, 4, 3)
+    arguments = (heads.packed, heads.weights)
+    right = eager.vjp(x, *arguments, x, heads.layout, False, True)[1]
+    assert (attention_vjp(x, heads, x)[1].packed - right).abs().max() < 1e-11
+    right = eager.field(x, *arguments, heads.layout, False)
+    assert (attention_field(x, heads) - right).abs().max() < 1e-11
+
+def march():
+    heads, x = random_heads((5,), H=5, scale=0.3), normal(3, 4, 3)
+    system = System(DepthGrid.uniform(2), heads, False, {"field": 0, "vjp": 0})
+    assert _compiled(system, x)
+    slopes = March().forward(system, x).slopes
+    right = eager.field(x[None], heads.packed[:1], heads.weights[:1], heads.layout, False)
+    assert (slopes[0] - right[0]).abs().max() < 1e-11
+
+for name in sys.argv[1:]:
+    globals()[name]()
+"""
+
+
+def test_entries_kept_by_different_processes_work_together(tmp_path):
+    """Kept code is linked by name: entries must not end up calling each other's inner functions."""
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "IPSLIMIT_KERNEL": "fused",
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
+    }  # fmt: skip
+    for names in (["march"], ["kernel"], ["kernel", "march"], ["march", "kernel"]):
+        subprocess.run([sys.executable, "-c", ENTRIES, *names], env=environment, check=True)

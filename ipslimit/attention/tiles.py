@@ -150,7 +150,6 @@ def _product(scalar_left, contiguous):
         _tile(rows, columns, scalar_left, contiguous) for rows in (4, 2, 1) for columns in (4, 2, 1)
     )
 
-    @njit
     def multiply(s, shape, out, start, left, right):
         rows, columns, inner = shape
         i = 0
@@ -188,7 +187,12 @@ def _product(scalar_left, contiguous):
                     j += 1
             i += tall
 
-    return multiply
+    # Kept code is linked by name, and the number numba adds to tell functions of one name apart
+    # counts within a process: without names of their own, entries that were compiled in different
+    # processes would call each other's products.
+    name = f"multiply_{'scalar' if scalar_left else 'vector'}_{contiguous}"
+    multiply.__name__ = multiply.__qualname__ = name
+    return njit(multiply)
 
 
 product = _product(False, "column")  # right's columns are neighbours
