@@ -1,10 +1,11 @@
 # make sweep: measure the convergence rates of the default study; results in results/sweep
 # make test:  run the tests           make test-all: with the slow ones
+# make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep test test-all lint clean
+.PHONY: sweep test test-all bench lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -14,6 +15,10 @@ test: .venv/installed
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+bench: .venv/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m benchmarks --out results/bench
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Timings of ipslimit against what one would use otherwise: `python -m benchmarks --help`."""
