@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from ipslimit import Heads, attention_field, attention_vjp
@@ -116,7 +117,10 @@ def _measure(size: tuple[int, ...], dtype: str, rounds: int) -> dict:
     wrong = {name: e for name, e in differences.items() if not e <= TOLERANCE[dtype]}
     if wrong:
         raise AssertionError(f"peers disagree with ipslimit at {size} {dtype}: {wrong}")
+    heads = Heads(*matrices)
+    calls["vjp"] = lambda: attention_vjp(x, heads, cotangent)
     samples = interleave({"ipslimit": call, **calls}, rounds)
+    vjp = float(np.nanmedian(samples.pop("vjp")))
     contest = Contest.of(samples)
     count = operations(*size)
     seconds = contest.times["ipslimit"]
@@ -126,7 +130,7 @@ def _measure(size: tuple[int, ...], dtype: str, rounds: int) -> dict:
         "path": choose(B, H, N, d, m, DTYPES[dtype], torch.device("cpu")),
         "gflops": count["flop"] / seconds / 1e9, "exps": count["exp"] / seconds / 1e9,
         "target": SMALL[size][dtype == "float64"] if size in SMALL else 1.0,
-        "differences": differences, **contest.as_dict(),
+        "vjp": vjp, "differences": differences, **contest.as_dict(),
     }  # fmt: skip
 
 
@@ -138,11 +142,12 @@ def _line(row: dict) -> str:
 def table(result: dict) -> str:
     """Markdown."""
     names = [n for n in ("einsum", "sdpa", "compile", "jax") if n in result["rows"][0]["times"]]
-    head = ["R, B, H, N, d, m", "dtype", "path", "ours ms", *(f"{n} ms" for n in names),
+    head = ["R, B, H, N, d, m", "dtype", "path", "ours ms", "its VJP", *(f"{n} ms" for n in names),
             "best peer / ours", "quartiles", "target", "ours GFLOP/s"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in result["rows"]:
-        times = [f"{1e3 * row['times'][n]:.3g}" for n in ("ipslimit", *names)]
+        ms = [row["times"]["ipslimit"], row["vjp"], *(row["times"][n] for n in names)]
+        times = [f"{1e3 * t:.3g}" for t in ms]
         cells = [
             ", ".join(map(str, row["size"])), row["dtype"], row["path"], *times,
             f"**{row['ratio']:.2f}** ({row['best']})", spread(row["low"], row["high"]),

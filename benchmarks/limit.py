@@ -126,7 +126,7 @@ def _trained(rounds: int) -> dict:
         return max(float(gap.abs().max()) for gap in pairs)
 
     tolerance, error = math.nan, math.inf
-    for tol in (1e-3, 1e-4, 1e-5, 3e-6, 1e-6, 1e-7):
+    for tol in (1e-3, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6, 1e-7):
         run = solve_limit(problem, rule, STEPS, tol=tol)
         error = error_of(run.x(STEPS, depths), run.p(STEPS, depths))
         if error <= AT:
@@ -228,6 +228,9 @@ def figures(result: dict, folder) -> None:
         ax.set_title(f"{row['case']}: " + ("X(1) and P(0)" if row["gradient"] else "X(1)"))
         ax.set_xlabel("seconds")
     axes[0, 0].set_ylabel("largest error")
-    axes[0, -1].legend(fontsize=7)
+    handles = {}
+    for ax in axes[0]:
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=8, fontsize=8)
     figure.savefig(folder / "error-time.png", dpi=150)
     plt.close(figure)
