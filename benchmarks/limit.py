@@ -19,8 +19,9 @@ from .timing import interleave
 
 AT = 1e-6  # the error at which methods are compared
 STEPS = 5
-# Seconds: a call that takes longer is timed once; after one of the second, no finer setting.
-SLOW, TOO_SLOW = 0.7, 2.5
+# Seconds: a call that takes longer is timed once, and no finer setting is tried if it is accurate
+# or takes longer than the second.
+SLOW, TOO_SLOW = 0.5, 2.0
 DEPTHS = (64, 128, 256)  # Euler networks from which the order-1 extrapolation starts
 
 
@@ -53,7 +54,7 @@ def run(quick: bool = False, progress=print) -> dict:
     frozen = []
     for name in ["weak"] if quick else CASES:
         for gradient in (False, True):
-            frozen.append(_frozen(name, gradient, 5 if quick else 7, 15.0 if quick else 60.0))
+            frozen.append(_frozen(name, gradient, 5 if quick else 7, 10.0 if quick else 25.0))
             progress(_line(frozen[-1]))
     trained = _trained(5 if quick else 7)
     progress(f"after {STEPS} training steps: {trained}")
@@ -82,7 +83,7 @@ def _frozen(name: str, gradient: bool, rounds: int, budget: float) -> dict:
                 samples[key] = np.array([once])
             else:
                 calls[key] = call
-            if once > TOO_SLOW:
+            if once > TOO_SLOW or (once > SLOW and errors[key] < AT / 10):
                 break
     samples |= interleave(calls, rounds, budget=budget)
     points = {}

@@ -20,7 +20,7 @@ from .timing import interleave, relative_error
 TOLERANCE = 1e-9
 VERIFIED = (8, 8, 2)  # L, H, seeds of the cell whose numbers are compared
 # (L, H) of the cells that are timed in plain PyTorch; the rest is extrapolated from them.
-TIMED = ((4, 1), (32, 1), (4, 8), (16, 8), (4, 64), (8, 64), (2, 512))
+TIMED = ((4, 1), (32, 1), (4, 8), (16, 8), (4, 64), (8, 64), (2, 512), (1, 4096))
 FLAT = (1, 4, 16, 64, 256, 1024, 16384, 1048576)
 
 
