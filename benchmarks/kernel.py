@@ -57,15 +57,27 @@ def make_case(sizes: tuple[int, ...], dtype: torch.dtype, seed: int = 0):
 
 
 def ours(x, matrices, cotangent):
-    """A call that gives the field and the derivatives in x, q, k, v, o as the peers do."""
+    """A call that gives the field and the derivatives in x, q, k, v, o as the peers do.
+
+    Where the sizes choose the eager path, by autograd as they do, so that the field's queries, keys
+    and values are kept for its transpose; the fused path recomputes them either way.
+    """
     heads = Heads(*matrices)
+    path = choose(x.shape[1], heads.count, *x.shape[2:], heads.m, x.dtype, x.device)
+    leaves = [x.clone().requires_grad_(), heads.packed.clone().requires_grad_()]
+    face = Heads.from_packed(leaves[1], heads.weights, heads.layout)
 
     def call():
-        return attention_field(x, heads), *attention_vjp(x, heads, cotangent)
+        if path == "eager":
+            out = attention_field(leaves[0], face)
+            return out.detach(), *torch.autograd.grad(out, leaves, cotangent)
+        out, (dx, dheads) = attention_field(x, heads), attention_vjp(x, heads, cotangent)
+        return out, dx, dheads.packed
 
     def results():
-        out, dx, dheads = call()
-        plain = dheads.packed * heads.weights.unsqueeze(-2)
+        out, dx, plain = call()
+        if path == "fused":
+            plain = plain * heads.weights.unsqueeze(-2)
         parts = Heads.from_packed(plain, heads.weights, heads.layout).parts()
         return [out, dx, *(parts[name] for name in peers.MATRICES)]
 

@@ -47,8 +47,9 @@ def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torc
 
     Notes
     -----
-    Temporaries are bounded: on the eager path by `eager.TEMPORARY_BUDGET` (see there), on the fused
-    one by at most 16 copies of the result and a few N (m + d) vectors of scratch a thread.
+    Temporaries are bounded: on the eager path by its two budgets (see `eager`), on the fused one by
+    at most 16 copies of the result and a few N (m + d) vectors of scratch a thread. With gradients
+    recorded, the eager path keeps queries, keys, values and outputs (4m numbers a token and head).
     Source: Gibson & Reisinger, arXiv:2605.11059 (the weights and biases are our reading).
     """
     _check(x, heads, causal)
@@ -56,10 +57,7 @@ def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torc
         tensor.requires_grad for tensor in (x, heads.packed, heads.weights)
     ):
         return _Attention.apply(x, heads.packed, heads.weights, heads.layout, causal)
-    lead, flat_x, flat_heads = _flatten(x, heads)
-    path = _path(flat_x, flat_heads)
-    field = path.field(flat_x, flat_heads.packed, flat_heads.weights, heads.layout, causal)
-    return field.reshape(lead + x.shape[-3:])
+    return _field(x, heads, causal)
 
 
 def attention_vjp(
@@ -102,6 +100,20 @@ def attention_vjp(
     require_bool("with_heads", with_heads)
     require_same("dtype", [("x", x), ("cotangent", cotangent)])
     require_same("device", [("x", x), ("cotangent", cotangent)])
+    return _vjp(x, heads, cotangent, causal, with_heads)
+
+
+def _field(x, heads: Heads, causal: bool, kept: list | None = None) -> torch.Tensor:
+    """The field; a list `kept` is filled with what its transpose can use, if the path has such."""
+    lead, flat_x, flat_heads = _flatten(x, heads)
+    path = _path(flat_x, flat_heads)
+    keeping = {} if kept is None or path is not eager else {"keep": kept}
+    arguments = (flat_x, flat_heads.packed, flat_heads.weights, heads.layout, causal)
+    return path.field(*arguments, **keeping).reshape(lead + x.shape[-3:])
+
+
+def _vjp(x, heads: Heads, cotangent, causal: bool, with_heads: bool, kept: list | None = None):
+    """(dx, dheads); see `attention_vjp`."""
     with torch.no_grad():
         lead, flat_x, flat_heads = _flatten(x, heads)
         shape = lead + x.shape[-3:]
@@ -113,9 +125,10 @@ def attention_vjp(
                 f"{tuple(cotangent.shape)}. Give one cotangent per token of x."
             ) from None
         path = _path(flat_x, flat_heads)
+        keeping = {"kept": kept} if kept else {}
         dx, dpacked, dweights = path.vjp(
             flat_x, flat_heads.packed, flat_heads.weights, flat_cotangent,
-            heads.layout, causal, with_heads,
+            heads.layout, causal, with_heads, **keeping,
         )  # fmt: skip
         dx = dx.reshape(shape).sum_to_size(x.shape)
         if not with_heads:
@@ -196,15 +209,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, packed, weights, layout, causal):
         ctx.save_for_backward(x, packed, weights)
-        ctx.layout, ctx.causal = layout, causal
-        return attention_field(x, Heads.from_packed(packed, weights, layout), causal)
+        ctx.layout, ctx.causal, ctx.kept = layout, causal, []
+        return _field(x, Heads.from_packed(packed, weights, layout), causal, ctx.kept)
 
     @staticmethod
     def backward(ctx, cotangent):
         x, packed, weights = ctx.saved_tensors
         heads = Heads.from_packed(packed, weights, ctx.layout)
         with_heads = any(ctx.needs_input_grad[1:3])
-        dx, dheads = attention_vjp(x, heads, cotangent, ctx.causal, with_heads=with_heads)
+        dx, dheads = _vjp(x, heads, cotangent, ctx.causal, with_heads, ctx.kept)
         dpacked = dweights = None
         if with_heads:
             with torch.no_grad():

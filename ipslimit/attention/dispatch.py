@@ -8,12 +8,13 @@ import torch
 
 VARIABLE = "IPSLIMIT_KERNEL"
 
-# Measured on two AVX-512 cores, field and VJP together, in the vector operations of the fused path
-# for 8 heads (`operations` below). The eager path costs as many again as CALLS whatever the sizes,
-# and otherwise EAGER_COST times as many for 8 heads, at its best (d = 16..64, N = 64..256).
+# Measured on an AVX-512 core, field and VJP together, in vector operations of the fused path for
+# 8 heads (see `operations`). The eager path costs as many again as CALLS whatever the sizes, and
+# otherwise EAGER_COST times as many for 8 heads where it is at its best (d = m = 64); with small
+# tokens and heads up to 3 times.
 LANES = 8
 CALLS = 5e5
-EAGER_COST = 1.9
+EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
 
 
 def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
@@ -46,11 +47,11 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         raise ValueError(f"{VARIABLE}=fused needs tensors on the CPU; got {device}. Use auto.")
     if wanted != "auto":
         return wanted
-    if not on_cpu or dtype not in (torch.float32, torch.float64):
+    if not on_cpu or dtype not in EAGER_COST:
         return "eager"
     # The fused path computes LANES heads at a time, needed or not; so it loses where the heads are
-    # few and the work large. Nothing else measured made it lose, up to d = m = 64 and N = 256.
+    # few and the work large.
     blocks = -(-H // LANES)
     operations = B * blocks * N * (4 * m * d + N * (2 * m + 10))
-    eager = CALLS + EAGER_COST * operations * H / (LANES * blocks)
+    eager = CALLS + EAGER_COST[dtype] * operations * H / (LANES * blocks)
     return "fused" if operations <= eager else "eager"

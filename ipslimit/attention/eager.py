@@ -1,10 +1,12 @@
 """Field and VJP in plain torch, for any device: the reference the other paths are held against.
 
-Shapes here are flat: x (R, B, N, d), packed heads (R, P, H), weights (R, H).
+Shapes here are flat: x (R, B, N, d), packed heads (R, P, H), weights (R, H). All work is matrix
+products; letters in shapes are r, b, h for the leading indices, contexts and heads of one block.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -12,144 +14,212 @@ import torch
 
 from ..heads import Layout
 
-# Entries of one temporary. Work is cut into blocks of leading indices, contexts and heads so that
-# no temporary has more than max(TEMPORARY_BUDGET, (N + d) (N + 4m)) entries; field and vjp hold at
-# most 4 and 9 of them at a time. 2^18 doubles are 2 MiB, about a core's second-level cache.
-# (Heads or tokens that are broadcast along some leading dimensions are expanded before that.)
-TEMPORARY_BUDGET = 2**18
+# Work is cut into blocks of leading indices, contexts and heads so that no temporary over tokens or
+# parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a block into
+# groups of attention matrices of at most max(PAIR_BUDGET bytes, N^2 entries), of which two exist at
+# a time, both in a core's second-level cache.
+TOKEN_BUDGET = 2**20
+PAIR_BUDGET = 2**19
 
 
 def blocks(
     rows: int, contexts: int, heads: int, tokens: int, d: int, m: int
 ) -> tuple[list[slice], list[slice], list[slice]]:
-    """Blocks of leading indices, contexts and heads within the budget.
+    """Blocks (leading indices, contexts, heads) within the budget.
 
-    The cut over heads, which alone decides an order of summation, ignores the leading
+    The cuts over contexts and heads, which decide an order of summation, ignore the leading
     dimensions: results must not depend on how many seeds are computed together.
     """
 
-    def cut(total: int, size: int) -> list[slice]:
-        return [slice(i, min(i + size, total)) for i in range(0, total, size)]
+    def cut(total: int, step: int) -> list[slice]:
+        parts = -(-total // step)
+        return [slice(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
 
-    unit = (tokens + d) * (tokens + 4 * m)
-    context_step = max(1, min(contexts, TEMPORARY_BUDGET // unit))
-    head_step = max(1, min(heads, TEMPORARY_BUDGET // (unit * context_step)))
-    row_step = max(1, min(rows, TEMPORARY_BUDGET // (unit * context_step * head_step)))
+    unit = (tokens + d) * (3 * m + d)
+    context_step = max(1, min(contexts, TOKEN_BUDGET // unit))
+    head_step = max(1, min(heads, TOKEN_BUDGET // (unit * context_step)))
+    row_step = max(1, min(rows, TOKEN_BUDGET // (unit * context_step * head_step)))
     return cut(rows, row_step), cut(contexts, context_step), cut(heads, head_step)
-
-
-def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
-    """Gamma(x) of shape (R, B, N, d)."""
-    out = torch.zeros_like(x)
-    for row, context, head in _each_block(x, weights, layout):
-        part = _Block(x[row, context], packed[row, :, head], layout, causal)
-        out[row, context] += part.outputs(part.z * weights[row, None, head, None, None])
-        if "bo" in layout.biases:
-            bo = packed[row, layout.slices["bo"], head]  # (r, d, h)
-            out[row, context] += (bo @ weights[row, head, None]).transpose(1, 2)[:, None]
-    return out
-
-
-def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool):
-    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None."""
-    dx = torch.zeros_like(x)
-    dpacked = torch.zeros_like(packed) if with_heads else None
-    dweights = torch.zeros_like(weights) if with_heads else None
-    for row, context, head in _each_block(x, weights, layout):
-        part = _Block(x[row, context], packed[row, :, head], layout, causal)
-        c = cotangent[row, context]
-        dz, dq, dk, dv = part.pull_back(c)
-        w = weights[row, None, head, None, None]
-        dx[row, context] += part.to_tokens(dq * w, dk * w, dv * w)
-        if with_heads:
-            part.add_head_derivatives(dpacked[row, :, head], c, dq, dk, dv)
-            dweights[row, head] += (dz * part.z).sum(dim=(1, 3, 4))
-            if "bo" in layout.biases:
-                bo = packed[row, layout.slices["bo"], head]
-                dweights[row, head] += (c.sum(dim=(1, 2))[:, None] @ bo)[:, 0]
-    return dx, dpacked, dweights
 
 
 def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slice]]:
     rows, contexts, tokens, d = x.shape
-    row_blocks, context_blocks, head_blocks = blocks(
-        rows, contexts, weights.shape[-1], tokens, d, layout.m
-    )
-    for row in row_blocks:
-        for context in context_blocks:
-            for head in head_blocks:
-                yield row, context, head
+    return itertools.product(*blocks(rows, contexts, weights.shape[-1], tokens, d, layout.m))
+
+
+def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = None):
+    """Gamma(x) of shape (R, B, N, d).
+
+    A list `keep` is filled with what `vjp` would otherwise compute again, 4m numbers a token and
+    head and a copy of the heads: for the autograd face, whose user expects the usual exchange of
+    memory for time.
+    """
+    out = torch.zeros_like(x)
+    for row, context, head in _each_block(x, weights, layout):
+        block = _Block(x[row, context], packed[row, :, head], layout, causal)
+        block.attend()
+        out[row, context] += block.outputs(weights[row, head])
+        if keep is not None:
+            keep.append(block)
+    return out
+
+
+def vjp(
+    x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool,
+    kept: list | None = None,
+):  # fmt: skip
+    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None."""
+    dx = torch.zeros_like(x)
+    dpacked = torch.zeros_like(packed) if with_heads else None
+    dweights = torch.zeros_like(weights) if with_heads else None
+    for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
+        block = kept[i] if kept else _Block(x[row, context], packed[row, :, head], layout, causal)
+        c = cotangent[row, context]
+        dqkv = block.pull_back(c)
+        dx[row, context] += block.to_tokens(dqkv, weights[row, head])
+        if with_heads:
+            into = dpacked[row, :, head], dweights[row, head]
+            block.add_head_derivatives(x[row, context], c, dqkv, *into)
+    return dx, dpacked, dweights
 
 
 class _Block:
-    """Attention of h heads on (r, b) contexts, with what the transpose needs of it.
+    """Attention of h heads on (r, b) contexts, and its transpose.
 
-    q, k, v, z have shape (r, b, h, N, m); attention a (r, b, h, N, N).
+    The heads are copied with the head index in front, 1/sqrt(m) taken into Q: w (r h, d, 3m) holds
+    (Q^T, K^T, V^T) and o (r h, d, m). So one product gives queries, keys and values with every
+    context's tokens in a row, (r h b, N, 3m), which is what the products over pairs want.
     """
 
     def __init__(self, x: torch.Tensor, packed: torch.Tensor, layout: Layout, causal: bool):
-        self.layout, self.x, self.packed = layout, x, packed
-        self.scale = 1.0 / math.sqrt(layout.m)
-        self.q, self.k, self.v = (self._project(name) for name in "qkv")
-        logits = (self.q * self.scale) @ self.k.mT
-        if causal:
-            tokens = x.shape[-2]
-            future = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
-            logits.masked_fill_(future, -math.inf)
-        # torch's softmax subtracts the row's maximum, and a row always sees its own token
-        self.a = torch.softmax(logits, dim=-1)
-        self.z = self.a @ self.v
+        r, b, n, d = x.shape
+        h, m = packed.shape[-1], layout.m
+        self.sizes, self.layout, self.causal = (r, b, h, n), layout, causal
+        matrices = packed[:, : 4 * d * m].view(r, 4, d, m, h)
+        self.w = packed.new_empty(r * h, d, 3 * m)  # never a view: it is scaled
+        self.w.view(r, h, d, 3, m).copy_(matrices[:, :3].permute(0, 4, 2, 1, 3))
+        self.o = matrices[:, 3].permute(0, 3, 1, 2).reshape(r * h, d, m)
+        self.scale = 1.0 / math.sqrt(m)
+        self.w[..., :m] *= self.scale
+        self.bo = self._bias(packed, "bo")
+        bias = self._biases(packed)
+        tokens = self._for_each_head(x)
+        qkv = torch.bmm(tokens, self.w) if bias is None else torch.baddbmm(bias, tokens, self.w)
+        self.q, self.k, self.v = self._matrices_of(qkv).split(m, dim=-1)
+        self.z = None
 
-    def _matrix(self, name: str) -> torch.Tensor:
-        """(r, d, m h) of one of the four matrices."""
-        rows = self.packed[:, self.layout.slices[name]]
-        return rows.reshape(len(rows), self.layout.d, -1)
+    def _bias(self, packed: torch.Tensor, name: str) -> torch.Tensor | None:
+        """(r h, 1, length) of one bias, or None."""
+        if name not in self.layout.biases:
+            return None
+        return packed[:, self.layout.slices[name]].mT.flatten(0, 1).unsqueeze(1)
 
-    def _project(self, name: str) -> torch.Tensor:
-        r, b, n, d = self.x.shape
-        out = self.x.reshape(r, b * n, d) @ self._matrix(name)
-        out = out.view(r, b, n, self.layout.m, -1)
-        if f"b{name}" in self.layout.biases:
-            out = out + self.packed[:, None, None, self.layout.slices[f"b{name}"]]
-        return out.permute(0, 1, 4, 2, 3).contiguous()
+    def _biases(self, packed: torch.Tensor) -> torch.Tensor | None:
+        """(r h, 1, 3m) of bq, bk, bv as they enter the product, or None if there are none."""
+        parts = [self._bias(packed, name) for name in ("bq", "bk", "bv")]
+        if all(part is None for part in parts):
+            return None
+        zero = self.w.new_zeros(len(self.w), 1, self.layout.m)
+        bq, bk, bv = (zero if part is None else part for part in parts)
+        return torch.cat([bq * self.scale, bk, bv], dim=-1)
 
-    def _merge(self, t: torch.Tensor) -> torch.Tensor:
-        """(r, b, h, N, m) -> (r, b N, m h), the order of the packed matrices."""
-        r, b, h, n, m = t.shape
-        return t.permute(0, 1, 3, 4, 2).reshape(r, b * n, m * h)
+    def _for_each_head(self, t: torch.Tensor) -> torch.Tensor:
+        """(r, b, N, d) -> (r h, b N, d); no copy where r = 1."""
+        r, b, h, n = self.sizes
+        return t.reshape(r, 1, b * n, -1).expand(r, h, b * n, t.shape[-1]).flatten(0, 1)
 
-    def outputs(self, z: torch.Tensor) -> torch.Tensor:
-        """sum_h O_h z_h, (r, b, N, d)."""
-        return (self._merge(z) @ self._matrix("o").mT).view(self.x.shape)
+    def _matrices_of(self, t: torch.Tensor) -> torch.Tensor:
+        """(r h, b N, s) -> (r h b, N, s)."""
+        return t.view(-1, self.sizes[-1], t.shape[-1])
 
-    def pull_back(self, c: torch.Tensor):
-        """Cotangents of z, q, k, v, each (r, b, h, N, m), per unit weight."""
-        r, b, n, d = c.shape
-        dz = (c.reshape(r, b * n, d) @ self._matrix("o")).view(r, b, n, self.layout.m, -1)
-        dz = dz.permute(0, 1, 4, 2, 3).contiguous()
-        dlogits = dz @ self.v.mT
-        dlogits -= (dz * self.z).sum(-1, keepdim=True)
-        dlogits *= self.a
-        dlogits *= self.scale
-        return dz, dlogits @ self.k, dlogits.mT @ self.q, self.a.mT @ dz
+    def _side_by_side(self, t: torch.Tensor) -> torch.Tensor:
+        """(r h b, N, s) -> (r, b N, h s): the heads become columns, to be summed by a product."""
+        r, b, h, n = self.sizes
+        return t.view(r, h, b * n, -1).transpose(1, 2).reshape(r, b * n, -1)
 
-    def to_tokens(self, dq, dk, dv) -> torch.Tensor:
-        """sum_h (Q^T dq + K^T dk + V^T dv), (r, b, N, d)."""
-        pairs = zip((dq, dk, dv), "qkv", strict=True)
-        total = sum(self._merge(t) @ self._matrix(name).mT for t, name in pairs)
-        return total.view(self.x.shape)
+    def _groups(self):
+        """(slice of r h b, its logits, its attention), in memory used again for every group."""
+        total, n = len(self.q), self.sizes[-1]
+        step = max(1, min(total, PAIR_BUDGET // (n**2 * self.q.element_size())))
+        logits, attention = (self.q.new_empty(step, n, n) for _ in range(2))
+        future = None
+        if self.causal:
+            future = torch.ones(n, n, dtype=torch.bool, device=self.q.device).triu(1)
+        for start in range(0, total, step):
+            group = slice(start, min(start + step, total))
+            size = group.stop - start
+            torch.bmm(self.q[group], self.k[group].mT, out=logits[:size])
+            if future is not None:
+                logits[:size].masked_fill_(future, -math.inf)
+            # torch's softmax subtracts the row's maximum, and a row always sees its own token
+            torch.softmax(logits[:size], dim=-1, out=attention[:size])
+            yield group, logits[:size], attention[:size]
 
-    def add_head_derivatives(self, out: torch.Tensor, c, dq, dk, dv) -> None:
-        """Add the derivative of every part to out (r, P, h)."""
-        r, b, n, d = self.x.shape
-        x = self.x.reshape(r, b * n, d).mT
-        cotangents = {"q": (x, dq), "k": (x, dk), "v": (x, dv)}
-        cotangents["o"] = (c.reshape(r, b * n, d).mT, self.z)
-        for name, (left, right) in cotangents.items():
-            matrix = left @ self._merge(right)  # (r, d, m h)
-            out[:, self.layout.slices[name]] += matrix.view(r, d * self.layout.m, -1)
-        for name, t in (("bq", dq), ("bv", dv)):  # bk stays exactly zero
-            if name in self.layout.biases:
-                out[:, self.layout.slices[name]] += t.sum(dim=(1, 3)).mT
-        if "bo" in self.layout.biases:
-            out[:, self.layout.slices["bo"]] += c.sum(dim=(1, 2))[:, :, None]
+    def attend(self) -> None:
+        """Compute the heads' attention outputs z (r h b, N, m)."""
+        self.z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
+        for group, _, attention in self._groups():
+            torch.bmm(attention, self.v[group], out=self.z[group])
+
+    def outputs(self, weights: torch.Tensor) -> torch.Tensor:
+        """sum_h w_h (O_h z_h + bO_h), (r, b, N, d)."""
+        r, b, h, n = self.sizes
+        weighted = self.o.view(r, h, *self.o.shape[1:]) * weights[..., None, None]
+        z = self._side_by_side(self.z)
+        out = z @ weighted.mT.reshape(r, z.shape[-1], -1)
+        if self.bo is not None:
+            out += weights.unsqueeze(1) @ self.bo.view(r, h, -1)
+        return out.view(r, b, n, -1)
+
+    def pull_back(self, c: torch.Tensor) -> torch.Tensor:
+        """(r, b N, 3 h m), the cotangents of q, k, v per unit weight; z too, unless it is there."""
+        r, b, h, n = self.sizes
+        m = self.layout.m
+        dz = self._matrices_of(torch.bmm(self._for_each_head(c), self.o))
+        dqkv = dz.new_empty(3, *dz.shape)
+        dq, dk, dv = dqkv
+        known = self.z is not None
+        self.z = self.z if known else torch.empty_like(dz)
+        for group, logits, attention in self._groups():
+            if not known:
+                torch.bmm(attention, self.v[group], out=self.z[group])
+            torch.bmm(attention.mT, dz[group], out=dv[group])
+            # The cotangent of the logits takes their place: attention * (dz v^T - its own mean),
+            # and that mean under the attention is dz z.
+            mean = (dz[group] * self.z[group]).sum(-1, keepdim=True)
+            torch.baddbmm(mean, dz[group], self.v[group].mT, beta=-1, out=logits)
+            logits.mul_(attention)
+            torch.bmm(logits, self.k[group], out=dq[group])
+            torch.bmm(logits.mT, self.q[group], out=dk[group])
+        return dqkv.view(3, r, h, b * n, m).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
+
+    def to_tokens(self, dqkv: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """sum_h w_h (Q^T dq + K^T dk + V^T dv), (r, b, N, d)."""
+        r, b, h, n = self.sizes
+        weighted = self.w.view(r, h, *self.w.shape[1:]) * weights[..., None, None]
+        out = dqkv @ weighted.mT.reshape(r, dqkv.shape[-1], -1)
+        return out.view(r, b, n, -1)
+
+    def add_head_derivatives(self, x, c, dqkv, dpacked, dweights) -> None:
+        """Add the derivative of every part to dpacked (r, P, h), of the weights to dweights."""
+        r, b, h, n = self.sizes
+        d, m = self.layout.d, self.layout.m
+        slices = self.layout.slices
+        dw = (x.reshape(r, b * n, d).mT @ dqkv).view(r, d, h, 3, m)
+        dw[..., 0, :] *= self.scale
+        do = (c.reshape(r, b * n, d).mT @ self._side_by_side(self.z)).view(r, d, h, m)
+        into = dpacked[:, : 4 * d * m].view(r, 4, d, m, h)
+        into[:, :3] += dw.permute(0, 3, 1, 4, 2)
+        into[:, 3] += do.transpose(2, 3)
+        # the field is linear in O, so its derivative in the weight is <dO, O>
+        dweights += (do.transpose(1, 2) * self.o.view(r, h, d, m)).sum(dim=(2, 3))
+        if self.layout.biases:
+            sums = dqkv.sum(dim=1).view(r, h, 3, m)
+            if "bq" in slices:
+                dpacked[:, slices["bq"]] += sums[:, :, 0].mT * self.scale
+            if "bv" in slices:  # bk stays exactly zero
+                dpacked[:, slices["bv"]] += sums[:, :, 2].mT
+        if self.bo is not None:
+            total = c.sum(dim=(1, 2))
+            dpacked[:, slices["bo"]] += total[:, :, None]
+            dweights += (self.bo.view(r, h, d) @ total[:, :, None])[..., 0]
