@@ -69,7 +69,8 @@ def attention_vjp(
     causal: bool = False,
     *,
     with_heads: bool = True,
-) -> tuple[torch.Tensor, Heads | None]:
+    with_outputs: bool = False,
+) -> tuple:
     """Transpose of the field's derivative, written by hand: no autograd graph is built.
 
     Parameters
@@ -80,6 +81,8 @@ def attention_vjp(
         Broadcasts to the shape of the field.
     with_heads : bool
         Leave out the head derivatives (`dheads` is None) where only `dx` is needed.
+    with_outputs : bool
+        Also return `outputs`, which come with the head derivatives for nearly nothing.
 
     Returns
     -------
@@ -91,15 +94,22 @@ def attention_vjp(
         `weights` are the derivative in the weights. Both are summed over contexts and over
         dimensions the heads were broadcast along. `bk` is exactly zero: the softmax does not see
         it, and Adam would amplify its rounding.
+    outputs : tensor, shape (..., H, m), only with `with_outputs`
+        sum_j a_ij (V x_j + bV) of every head, summed over tokens i and as `dheads`.
 
     Raises
     ------
     TypeError, ValueError
-        As `attention_field`.
+        As `attention_field`; and for outputs asked for without heads.
     """
     _check(x, heads, causal)
     _require_tensor("cotangent", cotangent)
     require_bool("with_heads", with_heads)
+    if require_bool("with_outputs", with_outputs) and not with_heads:
+        raise ValueError(
+            "with_outputs must be False where with_heads is; got True. The outputs come with the "
+            "head derivatives: leave with_heads at True."
+        )
     require_same("dtype", [("x", x), ("cotangent", cotangent)])
     require_same("device", [("x", x), ("cotangent", cotangent)])
     with torch.no_grad():
@@ -115,16 +125,22 @@ def attention_vjp(
         path = _path(flat_x, flat_heads)
         dx, dpacked, dweights = path.vjp(
             flat_x, flat_heads.packed, flat_heads.weights, flat_cotangent,
-            heads.layout, causal, with_heads,
+            heads.layout, causal, with_heads, with_outputs,
         )  # fmt: skip
         dx = dx.reshape(shape).sum_to_size(x.shape)
         if not with_heads:
             return dx, None
-        if heads.lead.numel() > 1:  # else the leading dimensions were summed as contexts
-            dpacked = dpacked.reshape(lead + dpacked.shape[1:]).sum_to_size(heads.packed.shape)
-            dweights = dweights.reshape(lead + dweights.shape[1:]).sum_to_size(heads.weights.shape)
-        dpacked = dpacked.reshape(heads.packed.shape)
-        return dx, Heads.from_packed(dpacked, dweights.reshape(heads.weights.shape), heads.layout)
+        own, size = heads.lead, heads.layout.size
+        # heads of a single leading index have had those of x summed as contexts
+        index = own if own.numel() == 1 else lead
+
+        def to_heads(part: torch.Tensor) -> torch.Tensor:
+            tail = part.shape[1:]
+            return part.reshape(*index, *tail).sum_to_size(*own, *tail)
+
+        dpacked, dweights = to_heads(dpacked), to_heads(dweights)
+        dheads = Heads.from_packed(dpacked[..., :size, :], dweights, heads.layout)
+        return (dx, dheads, dpacked[..., size:, :].mT) if with_outputs else (dx, dheads)
 
 
 def _path(x: torch.Tensor, heads: Heads):

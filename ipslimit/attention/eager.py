@@ -50,10 +50,16 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     return out
 
 
-def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool):
-    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None."""
+def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_heads, with_outputs=False):
+    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
+
+    With outputs, dpacked has m rows more: the attention outputs z, summed over contexts and tokens.
+    """
     dx = torch.zeros_like(x)
-    dpacked = torch.zeros_like(packed) if with_heads else None
+    dpacked = None
+    if with_heads:
+        size = layout.size + (layout.m if with_outputs else 0)
+        dpacked = packed.new_zeros(packed.shape[0], size, packed.shape[2])
     dweights = torch.zeros_like(weights) if with_heads else None
     for row, context, head in _each_block(x, weights, layout):
         part = _Block(x[row, context], packed[row, :, head], layout, causal)
@@ -63,6 +69,8 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads:
         dx[row, context] += part.to_tokens(dq * w, dk * w, dv * w)
         if with_heads:
             part.add_head_derivatives(dpacked[row, :, head], c, dq, dk, dv)
+            if with_outputs:
+                dpacked[row, layout.size :, head] += part.z.sum(dim=(1, 3)).mT
             dweights[row, head] += (dz * part.z).sum(dim=(1, 3, 4))
             if "bo" in layout.biases:
                 bo = packed[row, layout.slices["bo"], head]
