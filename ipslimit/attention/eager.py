@@ -65,12 +65,18 @@ def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = 
 
 
 def vjp(
-    x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool,
+    x, packed, weights, cotangent, layout: Layout, causal, with_heads, with_outputs=False,
     kept: list | None = None,
 ):  # fmt: skip
-    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None."""
+    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
+
+    With outputs, dpacked has m rows more: the attention outputs z, summed over contexts and tokens.
+    """
     dx = torch.zeros_like(x)
-    dpacked = torch.zeros_like(packed) if with_heads else None
+    dpacked = None
+    if with_heads:
+        size = layout.size + (layout.m if with_outputs else 0)
+        dpacked = packed.new_zeros(packed.shape[0], size, packed.shape[2])
     dweights = torch.zeros_like(weights) if with_heads else None
     for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
         block = kept[i] if kept else _Block(x[row, context], packed[row, :, head], layout, causal)
@@ -80,6 +86,8 @@ def vjp(
         if with_heads:
             into = dpacked[row, :, head], dweights[row, head]
             block.add_head_derivatives(x[row, context], c, dqkv, *into)
+            if with_outputs:
+                dpacked[row, layout.size :, head] += block.summed_outputs()
     return dx, dpacked, dweights
 
 
@@ -160,6 +168,11 @@ class _Block:
         self.z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
         for group, _, attention in self._groups():
             torch.bmm(attention, self.v[group], out=self.z[group])
+
+    def summed_outputs(self) -> torch.Tensor:
+        """z summed over contexts and tokens, (r, m, h)."""
+        r, b, h, n = self.sizes
+        return self.z.view(r, h, b * n, -1).sum(dim=2).mT
 
     def outputs(self, weights: torch.Tensor) -> torch.Tensor:
         """sum_h w_h (O_h z_h + bO_h), (r, b, N, d)."""
