@@ -60,6 +60,12 @@ class Draw:
     def __init__(self, packed, weights, counts=None, atoms=None):
         self.packed, self.weights, self.counts, self.atoms = packed, weights, counts, atoms
 
+    def share(self, stored: slice) -> Draw:
+        """Some of the stored heads, with their weights in the whole; a copy, so the rest can go."""
+        atoms = None if self.atoms is None else self.atoms[..., stored]
+        packed, weights = self.packed[..., stored].clone(), self.weights[..., stored]
+        return Draw(packed, weights, self.counts, atoms)
+
 
 class Atoms(Law):
     """A law of finitely many atoms: its integral over heads is a finite sum, hence exact.

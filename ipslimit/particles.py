@@ -19,6 +19,7 @@ import torch
 from .checks import require_int, require_real, resolve_device, shown
 from .heads import Heads
 from .layers import Sweep, Training, make_sweep
+from .layers.sharded import require_group, shard
 from .problem import Problem
 from .rules import Rule
 
@@ -98,6 +99,7 @@ def train_particles(
     *,
     nodes: int = 1024,
     nodes_seed: int = 0,
+    group: object = None,
 ) -> ParticleRun:
     """Train L-layer, H-head transformers, all seeds at once, by full-batch steps of `rule`.
 
@@ -122,6 +124,10 @@ def train_particles(
     device : "auto", "cpu", "cuda" or "cuda:i"
     nodes, nodes_seed : int
         For heads=None with a sampled law: its quadrature, `law.nodes(nodes, nodes_seed)`.
+    group : torch.distributed process group, optional
+        Share the heads of every layer out to its processes, which all make this same call. Each
+        gets the whole x, p and loss (the same bits in all of them, those of a single process up to
+        rounding), and keeps in `heads` and `atoms` only its own share.
 
     Returns
     -------
@@ -149,18 +155,29 @@ def train_particles(
     require_int("nodes", nodes, 2)
     require_int("nodes_seed", nodes_seed, 0)
     device = resolve_device(device)
+    share = None
+    if group is not None:
+        share = require_group(group, {
+            "rule": rule, "depth": depth, "heads": heads, "steps": steps, "seeds": seeds,
+            "root_seed": root_seed, "record": record, "residual_exponent": residual_exponent,
+            "nodes": nodes, "nodes_seed": nodes_seed, "law": type(problem.law).__name__,
+            "contexts": (*problem.contexts.shape, float(problem.contexts.sum())),
+        })  # fmt: skip
 
     counts = atoms = None
     if heads is None:
         whole = problem.law.nodes(nodes, nodes_seed).heads.to(problem.dtype)
+        if share is not None:
+            own = shard(whole.count, *share)
+            whole = whole.map(lambda t: t[..., own])
         start = whole.map(lambda t: t.expand(depth, 1, *t.shape))
     else:
-        draws = [
-            problem.law.draw(
-                heads, depth, draw_generator(root_seed, depth, heads, s), problem.dtype
-            )
-            for s in seeds
-        ]
+        draws = []
+        for seed in seeds:
+            rng = draw_generator(root_seed, depth, heads, seed)
+            draws.append(problem.law.draw(heads, depth, rng, problem.dtype))
+            if share is not None:
+                draws[-1] = draws[-1].share(shard(draws[-1].packed.shape[-1], *share))
         start = Heads.from_packed(
             torch.stack([draw.packed for draw in draws], dim=1),
             torch.stack([draw.weights for draw in draws], dim=1),
@@ -172,7 +189,7 @@ def train_particles(
     distinct = seeds if heads is not None else seeds[:1]
     run = empty_run(depth, heads, distinct, steps, problem, device)
     run.root_seed, run.counts, run.atoms = root_seed, counts, atoms
-    train_from(start, problem, rule, steps, record, run, residual_exponent, device)
+    train_from(start, problem, rule, steps, record, run, residual_exponent, device, group)
     return run if heads is not None else _repeated(run, seeds)
 
 
@@ -201,12 +218,16 @@ def train_from(
     run: ParticleRun,
     residual_exponent: float = 1.0,
     device: object = "cpu",
+    group: object = None,
 ) -> ParticleRun:
-    """Train from given heads with leading dimensions (L, seeds), filling `run`."""
+    """Train from given heads with leading dimensions (L, seeds), filling `run`.
+
+    With a process group, from those of this process.
+    """
     heads = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
     state = {name: t.contiguous() for name, t in rule.init(heads).items()}
     scale = float(heads.lead[0]) ** -residual_exponent
-    sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N)
+    sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
     contexts, targets = problem.contexts.to(device), problem.targets.to(device)
     for step in range(steps + 1):
         keep = step in record

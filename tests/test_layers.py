@@ -6,8 +6,8 @@ import torch
 from builders import normal, random_heads, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
-from ipslimit.layers import Sweep, Training, make_sweep
 from ipslimit.attention.fused import bias_rows
+from ipslimit.layers import Sweep, Training, make_sweep
 from ipslimit.layers.compiled import CompiledSweep
 from ipslimit.rules import input_means
 from ipslimit.rules.compiled import update_rows

@@ -3,7 +3,7 @@
 `Sweep` goes layer by layer through the public kernel, on any device. Where the fused kernel is
 chosen and the rule has a compiled form, `CompiledSweep` takes whole sweeps of a seed into one
 compiled loop. Which one runs depends on the sizes and the rule alone, and where both could, they
-give the same bits.
+give the same bits. `sharded.ShardedSweep` shares the heads of every layer out to processes.
 """
 
 from __future__ import annotations
@@ -77,21 +77,27 @@ class Sweep:
 
     def _forward(self, x: torch.Tensor) -> None:
         for r, layer in enumerate(self.heads):
-            self._residual(x[r], attention_field(x[r], layer, self.causal), x[r + 1])
+            self._residual(x[r], self._field(x[r], layer), x[r + 1])
 
     def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
         slots = len(p)
         with_outputs = training is not None and training.rule.uses_means
         for r in range(self.depth - 1, -1, -1):
             cotangent = p[(r + 1) % slots]
-            dx, dheads, *outputs = attention_vjp(
-                x[r], self.heads[r], cotangent, self.causal,
+            dx, dheads, *outputs = self._vjp(
+                x[r], self.heads[r], cotangent,
                 with_heads=training is not None, with_outputs=with_outputs,
             )  # fmt: skip
             if training is not None:
                 training.alive &= torch.isfinite(cotangent).flatten(1).all(1)
                 self._update(r, training, x[r], dheads, *outputs)
             self._residual(cotangent, dx, p[r % slots])
+
+    def _field(self, x: torch.Tensor, layer: Heads) -> torch.Tensor:
+        return attention_field(x, layer, self.causal)
+
+    def _vjp(self, x: torch.Tensor, layer: Heads, cotangent: torch.Tensor, **options) -> tuple:
+        return attention_vjp(x, layer, cotangent, self.causal, **options)
 
     def _residual(self, base: torch.Tensor, branch: torch.Tensor, out: torch.Tensor) -> None:
         torch.add(base, branch, alpha=self.scale, out=out)
@@ -113,9 +119,16 @@ class Sweep:
 
 def make_sweep(
     heads: Heads, causal: bool, scale: float, cost: dict[str, int], rule: Rule, contexts: int,
-    tokens: int,
+    tokens: int, group=None,
 ) -> Sweep:  # fmt: skip
-    """The sweep for these sizes (heads per layer, contexts and tokens) and this rule."""
+    """The sweep for these sizes (heads per layer, contexts and tokens) and this rule.
+
+    With a process group, `heads` are those of this process.
+    """
+    if group is not None:
+        from .sharded import ShardedSweep
+
+        return ShardedSweep(heads, causal, scale, cost, group)
     arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
     if choose(*arguments) == "eager" or rule.compiled(heads, 1, 1.0) is None:
         return Sweep(heads, causal, scale, cost)
