@@ -13,7 +13,7 @@ from .laws import Atoms, TruncatedNormal, XavierUniform
 from .particles import ParticleRun, train_particles
 from .problem import Problem
 from .rates import fit_rates
-from .rules import SGD, AdamW, BlockAdamW, Rule
+from .rules import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW
 
 __all__ = [
     "SGD",
@@ -23,7 +23,9 @@ __all__ = [
     "Heads",
     "ParticleRun",
     "Problem",
+    "Rebalance",
     "Rule",
+    "SBOAdamW",
     "TruncatedNormal",
     "XavierUniform",
     "__version__",

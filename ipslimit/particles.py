@@ -52,6 +52,8 @@ class ParticleRun:
         The training step at which that was seen; -1 where it was not.
     status : str
         "ok", or "n of m seeds diverged".
+    notes : list of str
+        What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     cost : dict
         "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
     depth, head_count, seeds, root_seed
@@ -73,6 +75,7 @@ class ParticleRun:
     probe_p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     heads: dict[int, Heads] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
     cost: dict[str, int] = dataclasses.field(default_factory=lambda: {"field": 0, "vjp": 0})
 
     @property
@@ -102,7 +105,7 @@ def train_particles(
     ----------
     problem : Problem
     rule : Rule
-        `SGD`, `AdamW`, `BlockAdamW`, ...
+        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them.
     depth : int
         L.
     heads : int or None
@@ -226,6 +229,7 @@ def train_from(
         _flag(run, step, torch.isfinite(p[0]).flatten(1).all(1))
         if keep:
             run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
+    run.notes = rule.notes(state)
     return run
 
 

@@ -56,6 +56,8 @@ class LimitRun:
         The status with its reason and what to do about it.
     loss : tensor (steps+1,)
     probe_loss : dict step -> tensor ()
+    notes : list of str
+        What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     grid : DepthGrid of the answer
     history : list of Refinement
     cost : dict
@@ -73,6 +75,7 @@ class LimitRun:
         self.quadrature_error = 0.0
         self.grid, self.loss = fine.grid, fine.loss
         self.probe_loss = fine.probe_loss
+        self.notes = fine.notes
 
     @property
     def steps(self) -> tuple[int, ...]:

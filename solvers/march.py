@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from ipslimit import Heads
 from ipslimit.attention.dispatch import choose
 
 from .grid import Trajectory
-from .scheme import Scheme, System
+from .scheme import HeadSums, Scheme, System
 
 # Up to this many vector operations an evaluation (a few hundred microseconds), the march runs as
 # one compiled loop; above, calls from Python cost little, and the kernel can use all threads.
@@ -44,18 +43,24 @@ class March(Scheme):
         grid, state = system.grid, x.values
         edges = torch.empty_like(x.edges)
         pulls = torch.empty_like(x.edges)  # (dGamma/dx)^T P = -dP/ds
-        gradient = torch.empty_like(system.heads.packed) if with_heads else None
+        sums = _empty_sums(system) if with_heads else None
+        size = system.heads.layout.size
+
+        def store(nodes, found: HeadSums) -> None:
+            sums[nodes, :size] = found.packed
+            if system.with_outputs:
+                sums[nodes, size:] = found.outputs.mT
 
         def pull_at_edge(e: int) -> None:
-            """The transpose where P is final: its head gradient comes with it."""
-            pulls[e], dheads = system.pull(state[2 * e], edges[e], 2 * e, with_heads)
+            """The transpose where P is final: its head sums come with it."""
+            pulls[e], found = system.pull(state[2 * e], edges[e], 2 * e, with_heads)
             if with_heads:
-                gradient[2 * e] = dheads.packed
+                store(2 * e, found)
 
         edges[-1] = p_end
         compiled = _compiled(system, p_end)
         if compiled:
-            compiled.backward(state, edges, pulls, gradient)
+            compiled.backward(state, edges, pulls, sums)
         else:
             pull_at_edge(grid.elements)
         for e in range(grid.elements - 1, -1, -1) if not compiled else ():
@@ -70,8 +75,16 @@ class March(Scheme):
         if not with_heads:
             return p, None
         middles = slice(1, None, 2)
-        gradient[middles] = system.pull(state[middles], p.values[middles], middles, True)[1].packed
-        return p, Heads.from_packed(gradient, system.heads.weights, system.heads.layout)
+        store(middles, system.pull(state[middles], p.values[middles], middles, True)[1])
+        outputs = sums[:, size:].mT if system.with_outputs else None
+        return p, HeadSums(sums[:, :size], outputs)
+
+
+def _empty_sums(system: System) -> torch.Tensor:
+    """(nodes, P, H), with m rows more for the attention outputs where they are wanted."""
+    packed = system.heads.packed
+    more = system.heads.m if system.with_outputs else 0
+    return packed.new_empty(packed.shape[0], packed.shape[1] + more, packed.shape[2])
 
 
 def _compiled(system: System, x: torch.Tensor):

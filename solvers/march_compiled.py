@@ -27,13 +27,13 @@ class CompiledMarch:
         outputs = (self.groups, edges.numpy(), slopes.numpy())
         self._run(march_loops.forward, outputs, edges.dtype)
 
-    def backward(self, states, edges, pulls, gradient: torch.Tensor | None) -> None:
-        """Fill edges and pulls from edges[-1], and gradient at the edges' nodes."""
+    def backward(self, states, edges, pulls, sums: torch.Tensor | None) -> None:
+        """Fill edges and pulls from edges[-1], and the head sums at the edges' nodes."""
         self.system.cost["vjp"] += 4 * self.system.grid.elements + 1
-        with_heads = gradient is not None
+        with_heads = sums is not None
         if not with_heads:
-            gradient = states.new_empty(0, 0, self.system.heads.count)
-        arrays = (t.numpy() for t in (states, edges, pulls, gradient))
+            sums = states.new_empty(0, 0, self.system.heads.count)
+        arrays = (t.numpy() for t in (states, edges, pulls, sums))
         self._run(march_loops.backward, (self.groups, *arrays, with_heads), edges.dtype)
 
     def _run(self, function, outputs, dtype: torch.dtype) -> None:

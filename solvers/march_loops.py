@@ -60,12 +60,13 @@ def forward(s, packed, weights, m, biases, causal, steps, groups, edges, slopes,
 
 @compiled_entry()
 def backward(
-    s, packed, weights, m, biases, causal, steps, groups, states, edges, pulls, gradient,
+    s, packed, weights, m, biases, causal, steps, groups, states, edges, pulls, sums,
     with_heads, first, last,
 ):  # fmt: skip
     """Fill edges and pulls (elements + 1, B, N, d) from edges[-1], on stored states (nodes, ...).
 
-    gradient (nodes, P, H) gets the head derivatives at the edges; empty if not `with_heads`.
+    sums (nodes, P or P + m, H) gets the head derivatives (and attention outputs) at the edges;
+    empty if not `with_heads`.
     """
     if last == first:
         return
@@ -95,6 +96,6 @@ def backward(
             finish(edges[e], p, steps[e, 2], k1, k2, k3, k4)
         seed_vjp(
             s, at, m, states[2 * e], packed[2 * e], weights[2 * e], edges[e], pulls[e],
-            gradient[2 * e] if with_heads else nothing, dweights, groups, biases, causal,
+            sums[2 * e] if with_heads else nothing, dweights, groups, biases, causal,
             with_heads,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from ipslimit import Heads, Problem, Rule
+from ipslimit.rules import input_means
 
 from .grid import DepthGrid, Trajectory
 from .scheme import Scheme, System
@@ -24,6 +25,7 @@ class GridSolution:
     probe_p: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     heads: dict[int, Heads] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def trajectories(self) -> list[tuple[str, int, Trajectory]]:
         """All recorded X and P with their names and steps."""
@@ -63,11 +65,11 @@ def train_on_grid(
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         keep, last = step in record, step == steps
-        system = System(grid, heads, problem.causal, cost)
+        system = System(grid, heads, problem.causal, cost, rule.uses_means)
         x = scheme.forward(system, contexts, x)
         loss[step], p_end = problem.loss_and_costate(x.edges[-1], targets)
         if not last or keep:
-            p, gradient = scheme.backward(system, x, p_end, not last, p)
+            p, sums = scheme.backward(system, x, p_end, not last, p)
         if keep:
             solution.x[step], solution.p[step], solution.heads[step] = x, p, heads
             if problem.probes:
@@ -79,6 +81,9 @@ def train_on_grid(
                 solution.probe_x[step], solution.probe_p[step] = probe_x, probe_p
         if last or not (x.is_finite() and p.is_finite()):
             break
-        gradient = gradient.map(lambda t: t / (problem.B * problem.N))
-        heads, state = rule.update(heads, state, gradient, step + 1)
+        tokens = problem.B * problem.N
+        gradient = heads.with_packed(sums.packed / tokens)
+        means = (input_means(x.values, sums.outputs, 1.0 / tokens),) if rule.uses_means else ()
+        heads, state = rule.update(heads, state, gradient, step + 1, *means)
+    solution.notes = rule.notes(state)
     return solution

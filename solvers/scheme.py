@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import NamedTuple
 
 import torch
 
@@ -12,19 +13,32 @@ from ipslimit import Heads, attention_field, attention_vjp
 from .grid import DepthGrid, Trajectory
 
 
+class HeadSums(NamedTuple):
+    """Sums over contexts and tokens, at one node or at several.
+
+    packed (..., P, H) is (df/dtheta)^T p; outputs (..., H, m), where asked for, are the heads'
+    attention outputs.
+    """
+
+    packed: torch.Tensor
+    outputs: torch.Tensor | None
+
+
 @dataclasses.dataclass
 class System:
     """The forward-backward system at frozen heads, given at the nodes of a grid.
 
         dX/ds = Gamma(X; nu_s)          -dP/ds = (dGamma/dx)^T P
 
-    `cost` counts evaluations of the field and of its transpose at one node.
+    `cost` counts evaluations of the field and of its transpose at one node. `with_outputs` tells
+    whether head sums hold the attention outputs, too.
     """
 
     grid: DepthGrid
     heads: Heads  # leading dimension: nodes
     causal: bool
     cost: dict[str, int]
+    with_outputs: bool = False
 
     def field(self, x: torch.Tensor, nodes) -> torch.Tensor:
         """Gamma at a node (index) or at several (slice) with x of matching leading shape."""
@@ -32,9 +46,13 @@ class System:
         return attention_field(x, self.heads[nodes], self.causal)
 
     def pull(self, x: torch.Tensor, p: torch.Tensor, nodes, with_heads: bool = False):
-        """(dGamma/dx)^T p and, if asked, the sum over tokens of (df/dtheta)^T p."""
+        """(dGamma/dx)^T p and, if asked, the `HeadSums`."""
         self.cost["vjp"] += self._count(nodes)
-        return attention_vjp(x, self.heads[nodes], p, self.causal, with_heads=with_heads)
+        dx, dheads, *outputs = attention_vjp(
+            x, self.heads[nodes], p, self.causal, with_heads=with_heads,
+            with_outputs=with_heads and self.with_outputs,
+        )  # fmt: skip
+        return dx, HeadSums(dheads.packed, *outputs or (None,)) if with_heads else None
 
     def _count(self, nodes) -> int:
         return 1 if isinstance(nodes, int) else len(range(*nodes.indices(self.heads.lead[0])))
@@ -53,5 +71,5 @@ class Scheme(abc.ABC):
     def backward(
         self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads: bool,
         guess: Trajectory | None = None,
-    ) -> tuple[Trajectory, Heads | None]:  # fmt: skip
-        """P from P(1) = p_end on the stored X, and sum (df/dtheta)^T p at every node if asked."""
+    ) -> tuple[Trajectory, HeadSums | None]:  # fmt: skip
+        """P from P(1) = p_end on the stored X, and the head sums at every node if asked."""

@@ -67,7 +67,8 @@ def attention_vjp(
     causal: bool = False,
     *,
     with_heads: bool = True,
-) -> tuple[torch.Tensor, Heads | None]:
+    with_outputs: bool = False,
+) -> tuple:
     """Transpose of the field's derivative, written by hand: no autograd graph is built.
 
     Parameters
@@ -78,6 +79,8 @@ def attention_vjp(
         Broadcasts to the shape of the field.
     with_heads : bool
         Leave out the head derivatives (`dheads` is None) where only `dx` is needed.
+    with_outputs : bool
+        Also return `outputs`, which come with the head derivatives for nearly nothing.
 
     Returns
     -------
@@ -89,18 +92,25 @@ def attention_vjp(
         `weights` are the derivative in the weights. Both are summed over contexts and over
         dimensions the heads were broadcast along. `bk` is exactly zero: the softmax does not see
         it, and Adam would amplify its rounding.
+    outputs : tensor, shape (..., H, m), only with `with_outputs`
+        sum_j a_ij (V x_j + bV) of every head, summed over tokens i and as `dheads`.
 
     Raises
     ------
     TypeError, ValueError
-        As `attention_field`.
+        As `attention_field`; and for outputs asked for without heads.
     """
     _check(x, heads, causal)
     _require_tensor("cotangent", cotangent)
     require_bool("with_heads", with_heads)
+    if require_bool("with_outputs", with_outputs) and not with_heads:
+        raise ValueError(
+            "with_outputs must be False where with_heads is; got True. The outputs come with the "
+            "head derivatives: leave with_heads at True."
+        )
     require_same("dtype", [("x", x), ("cotangent", cotangent)])
     require_same("device", [("x", x), ("cotangent", cotangent)])
-    return _vjp(x, heads, cotangent, causal, with_heads)
+    return _vjp(x, heads, cotangent, causal, with_heads, with_outputs)
 
 
 def _field(x, heads: Heads, causal: bool, kept: list | None = None) -> torch.Tensor:
@@ -112,8 +122,11 @@ def _field(x, heads: Heads, causal: bool, kept: list | None = None) -> torch.Ten
     return path.field(*arguments, **keeping).reshape(lead + x.shape[-3:])
 
 
-def _vjp(x, heads: Heads, cotangent, causal: bool, with_heads: bool, kept: list | None = None):
-    """(dx, dheads); see `attention_vjp`."""
+def _vjp(
+    x, heads: Heads, cotangent, causal: bool, with_heads: bool, with_outputs: bool = False,
+    kept: list | None = None,
+):  # fmt: skip
+    """What `attention_vjp` returns."""
     with torch.no_grad():
         lead, flat_x, flat_heads = _flatten(x, heads)
         shape = lead + x.shape[-3:]
@@ -128,16 +141,22 @@ def _vjp(x, heads: Heads, cotangent, causal: bool, with_heads: bool, kept: list 
         keeping = {"kept": kept} if kept else {}
         dx, dpacked, dweights = path.vjp(
             flat_x, flat_heads.packed, flat_heads.weights, flat_cotangent,
-            heads.layout, causal, with_heads, **keeping,
+            heads.layout, causal, with_heads, with_outputs, **keeping,
         )  # fmt: skip
         dx = dx.reshape(shape).sum_to_size(x.shape)
         if not with_heads:
             return dx, None
-        if heads.lead.numel() > 1:  # else the leading dimensions were summed as contexts
-            dpacked = dpacked.reshape(lead + dpacked.shape[1:]).sum_to_size(heads.packed.shape)
-            dweights = dweights.reshape(lead + dweights.shape[1:]).sum_to_size(heads.weights.shape)
-        dpacked = dpacked.reshape(heads.packed.shape)
-        return dx, Heads.from_packed(dpacked, dweights.reshape(heads.weights.shape), heads.layout)
+        own, size = heads.lead, heads.layout.size
+        # heads of a single leading index have had those of x summed as contexts
+        index = own if own.numel() == 1 else lead
+
+        def to_heads(part: torch.Tensor) -> torch.Tensor:
+            tail = part.shape[1:]
+            return part.reshape(*index, *tail).sum_to_size(*own, *tail)
+
+        dpacked, dweights = to_heads(dpacked), to_heads(dweights)
+        dheads = Heads.from_packed(dpacked[..., :size, :], dweights, heads.layout)
+        return (dx, dheads, dpacked[..., size:, :].mT) if with_outputs else (dx, dheads)
 
 
 def _path(x: torch.Tensor, heads: Heads):
@@ -217,7 +236,7 @@ class _Attention(torch.autograd.Function):
         x, packed, weights = ctx.saved_tensors
         heads = Heads.from_packed(packed, weights, ctx.layout)
         with_heads = any(ctx.needs_input_grad[1:3])
-        dx, dheads = _vjp(x, heads, cotangent, ctx.causal, with_heads, ctx.kept)
+        dx, dheads = _vjp(x, heads, cotangent, ctx.causal, with_heads, kept=ctx.kept)
         dpacked = dweights = None
         if with_heads:
             with torch.no_grad():

@@ -66,6 +66,7 @@ class Plan(NamedTuple):
     dqkv: int  # (d, 3m)
     dqkv_bias: int  # (1, 3m)
     do: int  # (d, m)
+    outputs: int  # (1, m): z summed over tokens
     dweight: int  # (1, 1)
     dbo: int  # numbers (d)
     size: int
@@ -100,12 +101,14 @@ def plan(contexts, tokens, d, m, itemsize):
     dqkv = sums + chunk * tokens * d * WIDTH
     dqkv_bias = dqkv + 3 * d * m * WIDTH
     do = dqkv_bias + 3 * m * WIDTH
-    dweight = do + d * m * WIDTH
+    outputs = do + d * m * WIDTH
+    dweight = outputs + m * WIDTH
     dbo = dweight + WIDTH
     size = dbo + (d + WIDTH - 1) // WIDTH * WIDTH
     return Plan(
         x, cotangent, zero, qkv, qkv_bias, o, weighted_qkv, weighted_o, bo, projected, z, dz,
-        dprojected, e, dlogits, row, sums, dqkv, dqkv_bias, do, dweight, dbo, size, panel, chunk,
+        dprojected, e, dlogits, row, sums, dqkv, dqkv_bias, do, outputs, dweight, dbo, size, panel,
+        chunk,
     )  # fmt: skip
 
 
@@ -238,7 +241,7 @@ def block_field(s, at, sums, tokens, d, m, causal, has_bo):
 
 
 @njit
-def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads):
+def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_outputs):
     """Add dx of the loaded heads and context to `sums`, the heads' derivatives to theirs."""
     wide = 3 * m * WIDTH
     q, k, v = at.projected, at.projected + m * WIDTH, at.projected + 2 * m * WIDTH
@@ -310,6 +313,12 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads):
                 if has_bo:
                     dweight = fma(number, load(s, at.bo + a * WIDTH), dweight)
         store(s, at.dweight, dweight)
+    if with_outputs:
+        for c in range(m):
+            total = load(s, at.outputs + c * WIDTH)
+            for i in range(tokens):
+                total = total + load(s, at.z + (i * m + c) * WIDTH)
+            store(s, at.outputs + c * WIDTH, total)
 
 
 @njit
@@ -320,8 +329,11 @@ def store_some_or_add(array, offset, count, value, add):
 
 
 @njit
-def store_head_derivatives(s, at, dpacked, dweights, head, d, m, biases, add):
-    """Write the loaded heads' derivatives, per unit weight, or add them to what is there."""
+def store_head_derivatives(s, at, dpacked, dweights, size, head, d, m, biases, add):
+    """Write the loaded heads' derivatives, per unit weight, or add them to what is there.
+
+    Rows of dpacked from `size` on, where there are any, take the attention outputs' sums.
+    """
     count = min(WIDTH, dpacked.shape[1] - head)
     stride = dpacked.shape[1]
     for which in range(3):
@@ -351,6 +363,9 @@ def store_head_derivatives(s, at, dpacked, dweights, head, d, m, biases, add):
             offset = (biases[3] + a) * stride + head
             store_some_or_add(dpacked, offset, count, spread(s, at.dbo + a), add)
     store_some_or_add(dweights, head, count, load(s, at.dweight), add)
+    for c in range(dpacked.shape[0] - size):
+        value = load(s, at.outputs + c * WIDTH)
+        store_some_or_add(dpacked, (size + c) * stride + head, count, value, add)
 
 
 @njit

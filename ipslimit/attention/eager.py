@@ -66,11 +66,17 @@ def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = 
 
 def vjp(
     x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool,
-    kept: list | None = None,
+    with_outputs: bool = False, kept: list | None = None,
 ):  # fmt: skip
-    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None."""
+    """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
+
+    With outputs, dpacked has m rows more: the attention outputs z, summed over contexts and tokens.
+    """
     dx = torch.zeros_like(x)
-    dpacked = torch.zeros_like(packed) if with_heads else None
+    dpacked = None
+    if with_heads:
+        size = layout.size + (layout.m if with_outputs else 0)
+        dpacked = packed.new_zeros(packed.shape[0], size, packed.shape[2])
     dweights = torch.zeros_like(weights) if with_heads else None
     for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
         block = kept[i] if kept else _Block(x[row, context], packed[row, :, head], layout, causal)
@@ -80,6 +86,8 @@ def vjp(
         if with_heads:
             into = dpacked[row, :, head], dweights[row, head]
             block.add_head_derivatives(x[row, context], c, dqkv, *into)
+        if with_outputs:
+            dpacked[row, layout.size :, head] += block.summed_outputs()
     return dx, dpacked, dweights
 
 
@@ -170,6 +178,11 @@ class _Block:
         if self.bo is not None:
             out += weights.unsqueeze(1) @ self.bo.view(r, h, -1)
         return out.view(r, b, n, -1)
+
+    def summed_outputs(self) -> torch.Tensor:
+        """z summed over contexts and tokens, (r, m, h)."""
+        r, b, h, n = self.sizes
+        return self.z.view(r, h, b * n, -1).sum(dim=2).mT
 
     def pull_back(self, c: torch.Tensor) -> torch.Tensor:
         """(r, b N, 3 h m), the cotangents of q, k, v per unit weight; z too, unless it is there."""

@@ -55,10 +55,11 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     return out
 
 
-def vjp(x, packed, weights, cotangent, layout: Layout, causal: bool, with_heads: bool):
+def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_heads, with_outputs=False):
     """(dx, dpacked, dweights) of sum(cotangent * field); see `eager.vjp`."""
     rows, contexts, tokens, d = x.shape
-    _, size, heads = packed.shape
+    heads = packed.shape[-1]
+    size = layout.size + (layout.m if with_outputs else 0)
     groups, context_groups, operations = split(contexts, heads, tokens, d, layout.m)
     dx = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
     shape = (rows, size, heads) if with_heads else (1, 0, 0)

@@ -52,8 +52,12 @@ def group_vjp(
     s, at, m, x, packed, weights, cotangent, dx, dpacked, dweights,
     contexts, blocks, biases, causal, with_heads, add,
 ):  # fmt: skip
-    """The transpose of `group_field`: dx set or added to; dpacked (P, H), dweights (H,) set."""
+    """The transpose of `group_field`: dx set or added to; dpacked (P, H), dweights (H,) set.
+
+    dpacked with m rows more takes the heads' attention outputs, summed over contexts and tokens.
+    """
     _, tokens, d = x.shape
+    size = packed.shape[0]
     for chunk in range(contexts[0], contexts[1], at.chunk):
         end = min(contexts[1], chunk + at.chunk)
         fill(s, at.sums, (end - chunk) * tokens * d, constant(s, 0.0))
@@ -65,10 +69,13 @@ def group_vjp(
                 copy_numbers(s, at.x, x, context * tokens * d, tokens * d)
                 copy_numbers(s, at.cotangent, cotangent, context * tokens * d, tokens * d)
                 sums = at.sums + (context - chunk) * tokens * d * WIDTH
-                block_vjp(s, at, sums, tokens, d, m, causal, biases[3] >= 0, with_heads)
+                block_vjp(
+                    s, at, sums, tokens, d, m, causal, biases[3] >= 0, with_heads,
+                    dpacked.shape[0] > size,
+                )  # fmt: skip
             if with_heads:
                 again = chunk > contexts[0]
-                store_head_derivatives(s, at, dpacked, dweights, head, d, m, biases, again)
+                store_head_derivatives(s, at, dpacked, dweights, size, head, d, m, biases, again)
         sum_heads(s, at.sums, (end - chunk) * tokens * d, dx, chunk * tokens * d, add)
 
 
@@ -127,7 +134,7 @@ def vjp_tasks(
     s, x, packed, weights, cotangent, m, biases, causal, with_heads,
     dx, dpacked, dweights, context_groups, first, last,
 ):  # fmt: skip
-    """As `field_tasks`; dx (R, head groups, B, N, d), dpacked (R, context groups, P, H)."""
+    """As `field_tasks`; dx (R, head groups, B, N, d), dpacked (R, context groups, rows, H)."""
     groups = dx.shape[1]
     contexts, tokens, d = x.shape[1:]
     blocks = (packed.shape[2] + WIDTH - 1) // WIDTH

@@ -15,7 +15,7 @@ import torch
 from ..attention import attention_field, attention_vjp
 from ..attention.dispatch import choose
 from ..heads import Heads
-from ..rules import Rule, State
+from ..rules import Rule, State, input_means
 
 
 @dataclasses.dataclass
@@ -81,24 +81,30 @@ class Sweep:
 
     def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
         slots = len(p)
+        with_outputs = training is not None and training.rule.uses_means
         for r in range(self.depth - 1, -1, -1):
             cotangent = p[(r + 1) % slots]
-            dx, dheads = attention_vjp(
-                x[r], self.heads[r], cotangent, self.causal, with_heads=training is not None
-            )
+            dx, dheads, *outputs = attention_vjp(
+                x[r], self.heads[r], cotangent, self.causal,
+                with_heads=training is not None, with_outputs=with_outputs,
+            )  # fmt: skip
             if training is not None:
                 training.alive &= torch.isfinite(cotangent).flatten(1).all(1)
-                self._update(r, dheads, training)
+                self._update(r, training, x[r], dheads, *outputs)
             self._residual(cotangent, dx, p[r % slots])
 
     def _residual(self, base: torch.Tensor, branch: torch.Tensor, out: torch.Tensor) -> None:
         torch.add(base, branch, alpha=self.scale, out=out)
 
-    def _update(self, r: int, dheads: Heads, training: Training) -> None:
+    def _update(
+        self, r: int, training: Training, x: torch.Tensor, dheads: Heads,
+        outputs: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         gradient = dheads.with_packed(dheads.packed * training.per_token)
+        means = () if outputs is None else (input_means(x, outputs, training.per_token),)
         layer = self.heads[r]
         old = {name: t[r] for name, t in training.state.items()}
-        new_layer, new = training.rule.update(layer, old, gradient, training.step)
+        new_layer, new = training.rule.update(layer, old, gradient, training.step, *means)
         alive = slice(None) if training.alive.all() else training.alive
         layer.packed[alive] = new_layer.packed[alive]
         for name, t in old.items():

@@ -7,6 +7,7 @@ import torch
 
 from ..attention import fused
 from ..heads import Heads
+from ..rules.base import SLOTS
 from ..rules.compiled import update_rows
 from . import Sweep, Training, loops
 
@@ -32,14 +33,14 @@ class CompiledSweep(Sweep):
         if groups is None:
             return super()._backward(x, p, training)
         dtype = x.numpy().dtype
-        code, numbers, ends, states = 0, np.empty(0, dtype), np.empty(0, np.int64), ()
+        step, names = (0, np.empty(0, dtype), np.empty(0, np.int64), 0.0), (None,) * SLOTS
         alive = np.ones(self.seeds, bool)
         if training is not None:
-            code, numbers, ends, states = self._rule(training)
+            step, names = self._rule(training)
             alive = training.alive.numpy()
         outputs = (
-            groups, x.numpy(), training is not None, code, numbers, ends,
-            *self._states(training, states), alive, p.numpy(),
+            groups, x.numpy(), training is not None, step, self._states(training, names), alive,
+            p.numpy(),
         )  # fmt: skip
         self._run(loops.backward_rows, (*self._heads(x), dtype.type(self.scale)), outputs, x, 3.0)
 
@@ -47,12 +48,15 @@ class CompiledSweep(Sweep):
         scale = base.numpy().dtype.type(self.scale)
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
-    def _update(self, r: int, dheads: Heads, training: Training) -> None:
-        code, numbers, ends, states = self._rule(training)
-        first, second = (state[r] for state in self._states(training, states))
+    def _update(self, r, training: Training, x, dheads: Heads, outputs=None) -> None:
+        step, names = self._rule(training)
+        states = tuple(state[r] for state in self._states(training, names))
+        if outputs is None:
+            outputs = x.new_empty(self.seeds, dheads.count, 0)
+        g, outputs = dheads.packed.contiguous().numpy(), outputs.mT.contiguous().numpy()
         update_rows(
-            code, numbers, ends, self.heads.packed[r].numpy(), dheads.packed.numpy(),
-            first, second, training.alive.numpy(),
+            step, dheads.m, fused.bias_rows(dheads.layout), self.heads.packed[r].numpy(), g,
+            x.numpy(), outputs, states, training.alive.numpy(),
         )  # fmt: skip
 
     def _groups(self, x: torch.Tensor) -> int | None:
@@ -70,14 +74,14 @@ class CompiledSweep(Sweep):
         weights = self.heads.weights.contiguous().numpy()
         return self.heads.packed.numpy(), weights, layout.m, fused.bias_rows(layout), self.causal
 
-    def _rule(self, training: Training):
-        return training.rule.compiled(self.heads, training.step, training.per_token)
+    def _rule(self, training: Training) -> tuple[tuple, tuple[str | None, ...]]:
+        rule = training.rule.compiled(self.heads, training.step, training.per_token)
+        return rule.step, rule.states
 
-    def _states(self, training: Training | None, names: tuple[str, ...]) -> list[np.ndarray]:
-        """The rule's two state arrays; empty ones where it has fewer."""
+    def _states(self, training: Training | None, names: tuple[str | None, ...]) -> tuple:
+        """The rule's state arrays in their slots; empty ones where it has none."""
         absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
-        found = [training.state[name].numpy() for name in names]
-        return [*found, *[absent] * (2 - len(found))]
+        return tuple(absent if n is None else training.state[n].numpy() for n in names)
 
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
         contexts, tokens, d = x.shape[2:]

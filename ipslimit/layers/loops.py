@@ -9,7 +9,7 @@ from ..attention.blocks import plan
 from ..attention.loops import seed_field, seed_vjp
 from ..compilation import compiled_entry
 from ..rules import compiled
-from ..rules.compiled import update
+from ..rules.compiled import input_means, update, uses_means
 
 
 @njit
@@ -57,8 +57,8 @@ def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first,
 
 @compiled_entry(compiled.__file__)
 def backward_rows(
-    s, packed, weights, m, biases, causal, scale, groups, x, training, code, numbers, ends,
-    state1, state2, alive, p, first, last,
+    s, packed, weights, m, biases, causal, scale, groups, x, training, step, states, alive, p,
+    first, last,
 ):  # fmt: skip
     """Fill p from its last entry and, in training, update every layer as soon as it is passed.
 
@@ -67,7 +67,11 @@ def backward_rows(
     """
     layers, _, size, heads = packed.shape
     at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
-    dpacked = np.empty((size, heads), x.dtype)
+    with_means = training and uses_means(step)
+    sums = np.empty((size + m if with_means else size, heads), x.dtype)
+    dpacked, outputs = sums[:size], sums[size:]
+    means = np.empty((x.shape[4] + m if with_means else 0, heads), x.dtype)
+    first_moment, second_moment, centre, skipped = states
     dweights = np.empty(heads, x.dtype)
     slots = p.shape[0]
     for row in range(first, last):
@@ -75,12 +79,18 @@ def backward_rows(
             cotangent, out = p[(r + 1) % slots, row], p[r % slots, row]
             seed_vjp(
                 s, at, m, x[r, row], packed[r, row], weights[r, row], cotangent, out,
-                dpacked, dweights, groups, biases, causal, training,
+                sums, dweights, groups, biases, causal, training,
             )  # fmt: skip
             if training and alive[row]:
                 alive[row] = is_finite(cotangent)
                 if alive[row]:
+                    if with_means:
+                        input_means(x[r, row], outputs, step[1][0], means)
                     update(
-                        code, numbers, ends, packed[r, row], dpacked, state1[r, row], state2[r, row]
-                    )
+                        step, m, biases, packed[r, row], dpacked, means,
+                        (
+                            first_moment[r, row], second_moment[r, row], centre[r, row],
+                            skipped[r, row],
+                        ),
+                    )  # fmt: skip
             add_scaled(out, cotangent, scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ..checks import require_bool, require_real, shown
@@ -31,6 +33,7 @@ class AdamW(Rule):
     """
 
     compiled_name = "adamw"
+    state_powers: ClassVar[dict[str, int]] = {"m": -1, "v": -2}
 
     def __init__(
         self,
@@ -66,8 +69,7 @@ class AdamW(Rule):
         direction = (m / (1.0 - beta1**step)) / scale
         if self.eps == 0.0:
             direction = torch.where(scale == 0.0, 0.0, direction)
-        decayed = heads.packed * (1.0 - self.lr * self.weight_decay)
-        return heads.with_packed(decayed - self.lr * direction), {"m": m, "v": v}
+        return heads.with_packed(self._decayed(heads) - self.lr * direction), {"m": m, "v": v}
 
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule:
         beta1, beta2 = self.betas
@@ -76,6 +78,9 @@ class AdamW(Rule):
             1.0 - beta1**step, 1.0 - beta2**step, self.eps, float(getattr(self, "mean", False)),
         )  # fmt: skip
         return compiled_rule(self.compiled_name, numbers, heads, ("m", "v"))
+
+    def _decayed(self, heads: Heads) -> torch.Tensor:
+        return heads.packed * (1.0 - self.lr * self.weight_decay)
 
     def _second_moment(self, layout, g: torch.Tensor) -> torch.Tensor:
         """What the second moment averages."""

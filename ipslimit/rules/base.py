@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from ..heads import Heads
+from ..heads import Heads, Layout
 
 State = dict[str, torch.Tensor]
 
-NAMES = ("sgd", "adamw", "block-adamw")
+NAMES = ("sgd", "adamw", "block-adamw", "sbo-adamw")
+# What the compiled loops know of a state: two moments, a centre, counts of pairs left unbalanced.
+SLOTS = 4
 
 
 class CompiledRule(NamedTuple):
@@ -26,17 +28,26 @@ class CompiledRule(NamedTuple):
         What the step multiplies with, in the dtype of the heads.
     ends : array of int64
         Last row + 1 of every block (matrix or bias) of the packed heads.
-    states : names of the state tensors, two at most
+    states : names of the state tensors in their slots; None for a slot that is not used
+    damping : float
+        With which symmetry pairs are balanced before the step; 0 for not at all.
     """
 
     code: int
     numbers: np.ndarray
     ends: np.ndarray
-    states: tuple[str, ...]
+    states: tuple[str | None, ...]
+    damping: float = 0.0
+
+    @property
+    def step(self) -> tuple:
+        """What `rules.compiled.update` takes."""
+        return self.code, self.numbers, self.ends, self.damping
 
 
-def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str, ...]) -> CompiledRule:
+def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str | None, ...]) -> CompiledRule:
     """The rule `name` of NAMES with its numbers in the dtype of the heads."""
+    states = (*states, *[None] * (SLOTS - len(states)))
     dtype = str(heads.dtype).removeprefix("torch.")
     ends = np.array([rows.stop for rows in heads.layout.slices.values()], np.int64)
     return CompiledRule(NAMES.index(name), np.array(numbers, dtype), ends, states)
@@ -48,7 +59,18 @@ class Rule(abc.ABC):
     A rule acts on every head by itself and on leading dimensions (seeds, layers, nodes) alike, so
     it is one and the same map U in the particle model and in the limit. It keeps no state of its
     own: what it remembers is in the `State` it returns.
+
+    Attributes
+    ----------
+    uses_means : bool
+        Whether `update` takes a fifth argument, the means of what its matrices are applied to.
+    state_powers : dict of str to int
+        How the state follows where parameters are rescaled, theta <- s theta (so that the gradient
+        becomes g / s): every state tensor named here is multiplied by s to that power.
     """
+
+    uses_means: bool = False
+    state_powers: ClassVar[dict[str, int]] = {}
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -60,7 +82,14 @@ class Rule(abc.ABC):
         """State before the first step; every tensor has the heads' leading dimensions."""
 
     @abc.abstractmethod
-    def update(self, heads: Heads, state: State, gradient: Heads, step: int) -> tuple[Heads, State]:
+    def update(
+        self,
+        heads: Heads,
+        state: State,
+        gradient: Heads,
+        step: int,
+        means: torch.Tensor | None = None,
+    ) -> tuple[Heads, State]:
         """One step. `step` counts from 1; inputs are left unchanged.
 
         Parameters
@@ -72,7 +101,47 @@ class Rule(abc.ABC):
             model; its weights are not looked at.
         step : int
             k + 1 for the step from k to k + 1 (bias corrections use it).
+        means : tensor, shape (..., d + m, H)
+            From `input_means`; given to rules with `uses_means`, which alone need the argument.
         """
+
+    def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
+        """The state of theta <- scale theta: that of a run which had started in the new units.
+
+        Parameters
+        ----------
+        layout : Layout of the heads
+        state : dict of tensors
+        scale : tensor, shape (..., P, H)
+            Positive, and the same for all entries of a matrix or bias.
+
+        Raises
+        ------
+        TypeError
+            For a state that the rule's `state_powers` do not name.
+        """
+        unknown = sorted(set(state) - set(self.state_powers))
+        if unknown:
+            raise TypeError(
+                f"state {', '.join(unknown)} of {self!r} must have a power in its state_powers, to "
+                "be rescaled. Declare how it follows theta <- s theta."
+            )
+        first_rows = [rows.start for rows in layout.slices.values()]
+        return {
+            name: tensor
+            * (scale if tensor.shape[-2] == layout.size else scale[..., first_rows, :]).pow(
+                self.state_powers[name]
+            )
+            for name, tensor in state.items()
+        }
+
+    def rescaling_refusal(self) -> str | None:
+        """Why this rule's state cannot follow a rescaling of the parameters; None if it can."""
+        return None
+
+    def notes(self, state: State) -> list[str]:
+        """What a run's user should know of how it went; see `ParticleRun.notes`."""
+        return []
 
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
         """The same step for the loops in `rules.compiled`; None if it has none.
@@ -81,3 +150,25 @@ class Rule(abc.ABC):
             What the loops' sums over contexts and tokens are multiplied with to give g.
         """
         return None
+
+
+def input_means(x: torch.Tensor, outputs: torch.Tensor, per_token: float) -> torch.Tensor:
+    """Mean inputs of the heads' matrices, over contexts and tokens.
+
+    Parameters
+    ----------
+    x : tensor, shape (..., B, N, d)
+        The layer's tokens.
+    outputs : tensor, shape (..., H, m)
+        From `attention_vjp`, summed over the same contexts and tokens.
+    per_token : float
+        1 / (B N).
+
+    Returns
+    -------
+    tensor, shape (..., d + m, H)
+        Rows :d are the mean token, the input of Q, K and V, the same for every head; rows d: are
+        the head's mean attention output, the input of O.
+    """
+    tokens = x.sum(dim=(-3, -2)).unsqueeze(-1).expand(*x.shape[:-3], x.shape[-1], outputs.shape[-2])
+    return per_token * torch.cat([tokens, outputs.mT], dim=-2)

@@ -8,26 +8,61 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
 from .base import NAMES
 
-SGD, ADAMW, _ = range(len(NAMES))
+SGD, ADAMW, BLOCK_ADAMW, SBO = range(len(NAMES))
 
 
 @njit
-def update(code, numbers, ends, theta, g, first, second):
+def uses_means(step):
+    """Whether `update` looks at the means."""
+    return step[0] == SBO
+
+
+@njit
+def input_means(x, outputs, per_token, means):
+    """means (d + m, H) from tokens x (B, N, d) and summed attention outputs (m, H)."""
+    d = x.shape[2]
+    for a in range(d):
+        total = x.dtype.type(0)
+        for b in range(x.shape[0]):
+            for i in range(x.shape[1]):
+                total += x[b, i, a]
+        for h in range(means.shape[1]):
+            means[a, h] = per_token * total
+    for c in range(outputs.shape[0]):
+        for h in range(means.shape[1]):
+            means[d + c, h] = per_token * outputs[c, h]
+
+
+@njit
+def update(step, m, biases, theta, g, means, states):
     """One step on theta (P, H), given the sum g (P, H) of which numbers[0] times is the gradient.
 
-    first, second : the state, (P, H) or (blocks, H); empty where the rule has none.
+    Parameters
+    ----------
+    step : CompiledRule.step
+    m, biases : head size, and first rows of bq, bk, bv, bo in theta (-1 for one that is absent)
+    g, means : may be overwritten; means (d + m, H), or empty for rules that do not use them
+    states : the rule's state in its slots, (P, H), (blocks, H), (d + m, H) and (2, H); an array
+        is empty where the rule has no such state
     """
+    code, numbers, ends, damping = step
+    first, second, centre, _ = states
+    if damping != 0:
+        _balance(code, damping, ends, m, biases, theta, g, means, states)
     if code == SGD:
         _sgd(numbers, theta, g, first)
     elif code == ADAMW:
         _adamw(numbers, theta, g, first, second)
-    else:
+    elif code == BLOCK_ADAMW:
         _block_adamw(numbers, ends, theta, g, first, second)
+    else:
+        _sbo_adamw(numbers, ends, m, biases, theta, g, means, first, second, centre)
 
 
 @njit
@@ -79,9 +114,133 @@ def _block_adamw(numbers, ends, theta, g, m, v):
         start = ends[block]
 
 
+@njit
+def _sbo_adamw(numbers, ends, m, biases, theta, g, means, first, second, centre):
+    per_token, lr, keep, rate1, beta2, rate2, bias1, bias2, eps, share, transport = numbers
+    d, heads = ends[0] // m, theta.shape[1]
+    if centre.size:
+        for i in range(centre.shape[0]):
+            for h in range(heads):
+                old, mean = centre[i, h], means[i, h]
+                centre[i, h] = mean if share == 1 else old + share * (mean - old)
+                means[i, h] = centre[i, h] - old
+        if transport != 0:
+            for which in range(4):
+                if biases[which] >= 0:
+                    _subtract_product(which, d, m, biases[which], first, means)
+    c = centre if centre.size else means
+    for which in range(4):
+        if biases[which] >= 0:
+            _subtract_product(which, d, m, biases[which], g, c)
+    # g takes the change of theta
+    for i in range(theta.shape[0]):
+        kept = keep if i < ends[3] else numbers.dtype.type(1)
+        for h in range(heads):
+            before = theta[i, h]
+            grad = per_token * g[i, h]
+            first[i, h] += rate1 * (grad - first[i, h])
+            second[i, h] = beta2 * second[i, h] + rate2 * (grad * grad)
+            scale = math.sqrt(second[i, h] / bias2) + eps
+            direction = first[i, h] / bias1
+            theta[i, h] = kept * before - lr * (direction / scale if scale != 0 else direction)
+            g[i, h] = theta[i, h] - before
+    for which in range(4):
+        if biases[which] >= 0:
+            for a in range(d):
+                for e in range(m):
+                    row = (which * d + a) * m + e
+                    bias, centred = (a, d + e) if which == 3 else (e, a)
+                    for h in range(heads):
+                        theta[biases[which] + bias, h] -= g[row, h] * c[centred, h]
+
+
+@njit
+def _subtract_product(which, d, m, bias, rows, c):
+    """rows of a matrix -= (rows of its bias) c^T, with `which` of q, k, v, o."""
+    for a in range(d):
+        for e in range(m):
+            row = (which * d + a) * m + e
+            out, centred = (a, d + e) if which == 3 else (e, a)
+            for h in range(rows.shape[1]):
+                rows[row, h] -= rows[bias + out, h] * c[centred, h]
+
+
+@njit
+def _balance(code, damping, ends, m, biases, theta, g, means, states):
+    """Balance the pairs (q | k) and (v | o); see `Rebalance`."""
+    first, second, centre, skipped = states
+    size = ends[0]
+    d = size // m
+    for pair in range(2):
+        for h in range(theta.shape[1]):
+            largest_a, square_a = _norm(theta, 2 * pair * size, size, h)
+            largest_b, square_b = _norm(theta, (2 * pair + 1) * size, size, h)
+            if largest_a > 0 and largest_b > 0:
+                ratio = largest_b / largest_a * math.sqrt(square_b / square_a)
+            else:
+                ratio = largest_a * 0
+            if not (ratio > 0 and ratio < math.inf):
+                skipped[pair, h] += 1
+                continue
+            if damping == 1:
+                c = math.sqrt(ratio)
+            else:
+                c = ratio ** theta.dtype.type(0.5 * damping)
+            for which in range(2 * pair, 2 * pair + 2):
+                scale = c if which == 2 * pair else 1 / c
+                _scale(code, ends, scale, theta, g, first, second, which * size, size, h)
+                if which < 3 and biases[which] >= 0:
+                    _scale(code, ends, scale, theta, g, first, second, biases[which], m, h)
+            if pair == 1:
+                for i in range(d, means.shape[0]):
+                    means[i, h] *= c
+                for i in range(d, centre.shape[0]):
+                    centre[i, h] *= c
+
+
+@njit
+def _norm(theta, start, size, h):
+    """Largest entry of a matrix, and its squared norm in units of that."""
+    largest = abs(theta[start, h])
+    for i in range(start, start + size):
+        largest = max(largest, abs(theta[i, h]))
+    square = largest * 0
+    if largest > 0:
+        for i in range(start, start + size):
+            square += (theta[i, h] / largest) ** 2
+    return largest, square
+
+
+@njit
+def _scale(code, ends, scale, theta, g, first, second, start, length, h):
+    """theta <- scale theta in one block, and what follows from it."""
+    for i in range(start, start + length):
+        theta[i, h] *= scale
+        g[i, h] /= scale
+        if first.size:
+            first[i, h] /= scale
+        if second.size and code != BLOCK_ADAMW:
+            second[i, h] /= scale * scale
+    if code == BLOCK_ADAMW:
+        for block in range(len(ends)):
+            if ends[block] == start + length:
+                second[block, h] /= scale * scale
+
+
 @compiled_entry()
-def update_rows(code, numbers, ends, theta, g, first, second, alive):
-    """`update` for every seed that is alive; all arrays have a leading dimension of seeds."""
+def update_rows(step, m, biases, theta, g, x, outputs, states, alive):
+    """`update` for every seed that is alive; all arrays have a leading dimension of seeds.
+
+    x (R, B, N, d), outputs (R, m, H): what `input_means` takes; outputs empty if not used.
+    """
+    heads = theta.shape[2]
+    means = np.empty((x.shape[3] + m if uses_means(step) else 0, heads), theta.dtype)
+    first, second, centre, skipped = states
     for row in range(theta.shape[0]):
         if alive[row]:
-            update(code, numbers, ends, theta[row], g[row], first[row], second[row])
+            if uses_means(step):
+                input_means(x[row], outputs[row], step[1][0], means)
+            update(
+                step, m, biases, theta[row], g[row], means,
+                (first[row], second[row], centre[row], skipped[row]),
+            )  # fmt: skip

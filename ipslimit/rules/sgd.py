@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ..checks import require_real
@@ -21,6 +23,8 @@ class SGD(Rule):
     weight_decay : float >= 0
         Added to the gradient, as torch.optim.SGD does (coupled).
     """
+
+    state_powers: ClassVar[dict[str, int]] = {"buffer": -1}
 
     def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
         self.lr = require_real("lr", lr, 0.0, include_low=False)
@@ -43,6 +47,14 @@ class SGD(Rule):
         numbers = (per_token, self.lr, self.weight_decay, self.momentum)
         states = ("buffer",) if self.momentum else ()
         return compiled_rule("sgd", numbers, heads, states)
+
+    def rescaling_refusal(self) -> str | None:
+        if self.momentum and self.weight_decay:
+            return (
+                "its momentum holds weight_decay * theta, which scales like theta, beside the "
+                "gradient, which scales like its inverse; set weight_decay=0, or use AdamW"
+            )
+        return None
 
     def __repr__(self) -> str:
         return (

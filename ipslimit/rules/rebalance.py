@@ -1,0 +1,113 @@
+"""SAGGS: keep the matrices of a symmetry pair of equal norm, whatever the optimizer."""
+
+from __future__ import annotations
+
+import torch
+
+from ..checks import require_int, require_real, shown
+from ..heads import Heads, Layout
+from ..symmetry import balancing_factors, pair_scale
+from .base import CompiledRule, Rule, State
+from .sbo import rescaled_means
+
+
+class Rebalance(Rule):
+    """Any rule, with symmetry pairs balanced before its first step and then every T steps.
+
+    The pairs are (Q, bQ | K, bK) and (V, bV | O) of each head, see `ipslimit.symmetry`:
+
+        A <- c A,  B <- B / c    c = (|B|_F / |A|_F)^(damping/2)
+
+    with the gradient and the rule's state transformed along, exactly: m_A <- m_A / c,
+    v_A <- v_A / c^2, m_B <- c m_B, v_B <- c^2 v_B, and a stored mean of O's input scales as V does.
+    The function stays as it is; what changes is the next step of a rule that, like Adam, does not
+    scale with its parameters. Norms are those of the matrices; biases go with theirs.
+
+    Parameters
+    ----------
+    rule : Rule
+        Not itself a Rebalance. Its state must be able to follow (`Rule.state_powers`).
+    every : int
+        T: pairs are balanced before the steps 1, T + 1, 2T + 1, ...
+    damping : float in (0, 1]
+        1 makes the norms equal (hard), less moves their ratio to the power 1 - damping (soft).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other arguments, and for a rule whose state cannot follow.
+
+    Notes
+    -----
+    A pair with a norm that is zero (or not finite) is left alone and counted; runs report that in
+    their `notes`. Balanced hard, two initial laws that differ by such rescalings train alike: to
+    the last bit where their factors are powers of two. *Symmetry-Aware Gradient Geometry
+    Stabilization*, of which the abstract alone was to be had: our reading.
+    """
+
+    def __init__(self, rule: Rule, every: int = 100, damping: float = 1.0):
+        if not isinstance(rule, Rule) or isinstance(rule, Rebalance):
+            raise TypeError(
+                f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02), not balanced "
+                f"itself; got {shown(rule)}. A class must be called first."
+            )
+        refusal = rule.rescaling_refusal()
+        if refusal:
+            raise ValueError(
+                f"rule must have a state that can be rescaled; got {rule!r}: {refusal}."
+            )
+        self.rule = rule
+        self.every = require_int("every", every)
+        self.damping = require_real("damping", damping, 0.0, 1.0, include_low=False)
+        self.uses_means = rule.uses_means
+
+    def init(self, heads: Heads) -> State:
+        state = self.rule.init(heads)
+        self.rule.rescaled(heads.layout, state, torch.ones_like(heads.packed))  # refuse it now
+        return state | {"skipped": heads.packed.new_zeros(*heads.lead, 2, heads.count)}
+
+    def update(
+        self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None
+    ):
+        inner = {name: tensor for name, tensor in state.items() if name != "skipped"}
+        skipped = state["skipped"]
+        if self._due(step):
+            layout = heads.layout
+            factors, left_alone = balancing_factors(heads, self.damping)
+            scale = pair_scale(layout, factors)
+            heads = heads.with_packed(heads.packed * scale)
+            gradient = gradient.with_packed(gradient.packed / scale)
+            inner = self.rule.rescaled(layout, inner, scale)
+            means = None if means is None else rescaled_means(layout, means, scale)
+            skipped = skipped + left_alone.to(skipped)
+        arguments = (means,) if self.uses_means else ()
+        heads, inner = self.rule.update(heads, inner, gradient, step, *arguments)
+        return heads, inner | {"skipped": skipped}
+
+    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
+        inner = self.rule.compiled(heads, step, per_token)
+        if inner is None:
+            return None
+        damping = self.damping if self._due(step) else 0.0
+        return inner._replace(damping=damping, states=(*inner.states[:-1], "skipped"))
+
+    def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
+        inner = {name: tensor for name, tensor in state.items() if name != "skipped"}
+        return self.rule.rescaled(layout, inner, scale) | {"skipped": state["skipped"]}
+
+    def notes(self, state: State) -> list[str]:
+        notes = self.rule.notes({name: t for name, t in state.items() if name != "skipped"})
+        pairs, times = int((state["skipped"] > 0).sum()), int(state["skipped"].sum())
+        if pairs:
+            notes = [
+                *notes,
+                f"{pairs} of {state['skipped'].numel()} symmetry pairs had a norm that is zero or "
+                f"not finite, and were left alone at {times} balancings",
+            ]
+        return notes
+
+    def _due(self, step: int) -> bool:
+        return (step - 1) % self.every == 0
+
+    def __repr__(self) -> str:
+        return f"Rebalance({self.rule!r}, every={self.every}, damping={self.damping:g})"
