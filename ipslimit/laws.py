@@ -98,7 +98,10 @@ class Atoms(Law):
                 f"weights of Atoms must be non-negative and sum to 1; got minimum "
                 f"{float(heads.weights.min()):g}, sum {total:.8g}. Divide them by their sum."
             )
-        self.heads = Heads.from_packed(heads.packed.clone(), heads.weights / total, heads.layout)
+        # weights that sum to 1 up to rounding are left: the atoms of a law make the same law again
+        rounding = heads.count * torch.finfo(heads.dtype).eps
+        weights = heads.weights / (1.0 if abs(total - 1) <= rounding else total)
+        self.heads = Heads.from_packed(heads.packed.clone(), weights, heads.layout)
         self.layout = heads.layout
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
