@@ -60,9 +60,20 @@ def caption(setting) -> str:
     law = f"{setting.atoms} atoms" if setting.law == "atoms" else setting.law
     mask = "causal" if setting.causal else "no mask"
     return (
-        f"{setting.rule}, lr {setting.lr:g}, eps {setting.eps:g}; {law}, d={setting.d}, "
+        f"{rule_name(setting)}, lr {setting.lr:g}, eps {setting.eps:g}; {law}, d={setting.d}, "
         f"m={setting.m}, N={setting.tokens}, B={setting.contexts}, {mask}"
     )
+
+
+def rule_name(setting) -> str:
+    """The rule, with what was added to it."""
+    name = setting.rule
+    if name == "sbo":
+        name += f" ({setting.centre})"
+    if setting.rebalance:
+        kind = "hard" if setting.damping == 1.0 else f"soft {setting.damping:g}"
+        name += f", balanced every {setting.rebalance} ({kind})"
+    return name
 
 
 def _cells(rows: list[dict], step: int, variable: str) -> dict[str, dict]:

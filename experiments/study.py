@@ -18,14 +18,16 @@ from ipslimit import (
     BlockAdamW,
     Heads,
     Problem,
+    Rebalance,
     Rule,
+    SBOAdamW,
     TruncatedNormal,
     XavierUniform,
 )
-from ipslimit.checks import require_int, require_real
+from ipslimit.checks import require_bool, require_int, require_real
 from ipslimit.laws import Law
 
-RULES = ("adamw", "block-adamw", "sgd")
+RULES = ("adamw", "block-adamw", "sgd", "sbo")
 LAWS = ("atoms", "xavier", "truncated-normal")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -58,22 +60,34 @@ class Setting:
     """Largest entry of truncated-normal."""
     nodes: int = 256
     """Quadrature nodes of xavier and truncated-normal in the limit."""
+    biases: bool | None = None
+    """Heads have biases, which start at zero (default: where the rule needs them, as sbo does)."""
     rule: str = "adamw"
-    """Optimizer rule: adamw, block-adamw or sgd."""
+    """Optimizer rule: adamw, block-adamw, sgd or sbo (SBO-AdamW)."""
     lr: float = 0.02
     """Learning rate of the rule."""
     beta1: float = 0.9
-    """First-moment decay of adamw and block-adamw."""
+    """First-moment decay of adamw, block-adamw and sbo."""
     beta2: float = 0.999
-    """Second-moment decay of adamw and block-adamw."""
+    """Second-moment decay of adamw, block-adamw and sbo."""
     eps: float = 0.01
-    """eps of adamw and block-adamw, in units of the O(1) gradient."""
+    """eps of adamw, block-adamw and sbo, in units of the O(1) gradient."""
     weight_decay: float = 0.01
-    """Decoupled for adamw and block-adamw, coupled for sgd."""
+    """Decoupled for adamw, block-adamw and sbo (which spares biases), coupled for sgd."""
     momentum: float = 0.0
     """Momentum of sgd."""
     block_mean: bool = False
     """block-adamw: mean instead of sum of a block's squared entries."""
+    centre: str = "batch"
+    """sbo: centre of a step, batch (its mean), ema (their moving average) or fixed (the first)."""
+    centre_decay: float = 0.99
+    """sbo: decay of the moving average."""
+    transport: bool = False
+    """sbo: let the first moment follow the centre."""
+    rebalance: int = 0
+    """Balance the pairs Q | K and V | O before step 1 and then every so many steps (0: never)."""
+    damping: float = 1.0
+    """rebalance: 1 makes their norms equal (hard), less moves them towards that (soft)."""
     steps: int = 5
     """Training steps. Step 0 and the last are compared, see record."""
     record: tuple[int, ...] | None = None
@@ -87,7 +101,7 @@ class Setting:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         for name in ("d", "m", "tokens", "contexts", "atoms", "nodes"):
             require_int(name, getattr(self, name))
-        for name in ("probes", "steps", "problem_seed"):
+        for name in ("probes", "steps", "problem_seed", "rebalance"):
             require_int(name, getattr(self, name), 0)
         for name, allowed in (("rule", RULES), ("law", LAWS), ("dtype", tuple(DTYPES))):
             if getattr(self, name) not in allowed:
@@ -109,6 +123,14 @@ class Setting:
                 f"nodes must be even, for the antithetic pairs; got {self.nodes}. "
                 f"Use nodes={self.nodes + 1}."
             )
+        require_real("damping", self.damping, 0.0, 1.0, include_low=False)
+        if self.biases is not None:
+            require_bool("biases", self.biases)
+        if self.rule == "sbo" and not self.has_biases:
+            raise ValueError(
+                "biases must not be False with rule=sbo, which acts on them; got False. Leave "
+                "biases out, or use rule=adamw."
+            )
         self.make_rule()
         self.make_law()
 
@@ -117,18 +139,28 @@ class Setting:
         """Steps compared: `record`, or 0 and the last."""
         return tuple(sorted(set(self.record if self.record is not None else (0, self.steps))))
 
+    @property
+    def has_biases(self) -> bool:
+        return self.rule == "sbo" if self.biases is None else self.biases
+
     def make_rule(self) -> Rule:
+        rule = self._plain_rule()
+        return Rebalance(rule, self.rebalance, self.damping) if self.rebalance else rule
+
+    def _plain_rule(self) -> Rule:
         if self.rule == "sgd":
             return SGD(self.lr, self.momentum, self.weight_decay)
         arguments = (self.lr, (self.beta1, self.beta2), self.eps, self.weight_decay)
         if self.rule == "adamw":
             return AdamW(*arguments)
+        if self.rule == "sbo":
+            return SBOAdamW(*arguments, self.centre, self.centre_decay, self.transport)
         return BlockAdamW(*arguments, mean=self.block_mean)
 
     def make_law(self) -> Law:
         if self.law == "truncated-normal":
-            return TruncatedNormal(self.d, self.m, self.std, self.bound)
-        law = XavierUniform(self.d, self.m, self.gain)
+            return TruncatedNormal(self.d, self.m, self.std, self.bound, self.has_biases)
+        law = XavierUniform(self.d, self.m, self.gain, self.has_biases)
         if self.law == "xavier":
             return law
         drawn = law.draw(self.atoms, 1, self._generators()[0], DTYPES[self.dtype])

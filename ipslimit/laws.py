@@ -15,8 +15,8 @@ import torch
 from scipy.special import erf, erfinv
 from scipy.stats import qmc
 
-from .checks import require_finite, require_int, require_real
-from .heads import Heads, Layout
+from .checks import require_bool, require_finite, require_int, require_real
+from .heads import BIASES, Heads, Layout
 
 # Sobol sequences are tabulated up to this dimension (one dimension per parameter of a head).
 SOBOL_DIMENSIONS = qmc.Sobol.MAXDIM
@@ -104,7 +104,10 @@ class Atoms(Law):
                 f"weights of Atoms must be non-negative and sum to 1; got minimum "
                 f"{float(heads.weights.min()):g}, sum {total:.8g}. Divide them by their sum."
             )
-        self.heads = Heads.from_packed(heads.packed.clone(), heads.weights / total, heads.layout)
+        # weights that sum to 1 up to rounding are left: the atoms of a law make the same law again
+        rounding = heads.count * torch.finfo(heads.dtype).eps
+        weights = heads.weights / (1.0 if abs(total - 1) <= rounding else total)
+        self.heads = Heads.from_packed(heads.packed.clone(), weights, heads.layout)
         self.layout = heads.layout
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
@@ -128,19 +131,34 @@ class Atoms(Law):
 
 
 class _SampledLaw(Law):
-    """Independent entries with a symmetric law given by its quantile function."""
+    """Independent entries with a symmetric law given by its quantile function.
 
-    def __init__(self, d: int, m: int):
-        self.layout = Layout(require_int("d", d), require_int("m", m))
+    Biases, where heads have them, are no random entries: they start at zero.
+    """
+
+    def __init__(self, d: int, m: int, biases: bool = False):
+        present = BIASES if require_bool("biases", biases) else ()
+        self.layout = Layout(require_int("d", d), require_int("m", m), present)
+        self._random = 4 * d * m
+
+    def _with_biases(self, matrices: torch.Tensor) -> torch.Tensor:
+        """Packed heads (..., P, H) of the packed matrices alone."""
+        zeros = self.layout.size - self._random
+        return torch.nn.functional.pad(matrices, (0, 0, 0, zeros)) if zeros else matrices
+
+    @property
+    def _suffix(self) -> str:
+        """What tells of biases in the law's repr."""
+        return ", biases=True" if self.layout.biases else ""
 
     @abc.abstractmethod
     def _quantile(self, u: np.ndarray) -> np.ndarray:
         """Map uniforms in (0, 1) to entries."""
 
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
-        entries = self._quantile(rng.random((depth, self.layout.size, count)))
+        entries = self._quantile(rng.random((depth, self._random, count)))
         weights = torch.full((depth, count), 1.0 / count, dtype=dtype)
-        return Draw(torch.from_numpy(entries).to(dtype), weights)
+        return Draw(self._with_biases(torch.from_numpy(entries).to(dtype)), weights)
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
         """n scrambled-Sobol nodes of equal weight in antithetic pairs O -> -O.
@@ -160,7 +178,7 @@ class _SampledLaw(Law):
         if require_int("n", n, 2) % 2:
             raise ValueError(f"n must be even, for the antithetic pairs; got {n}. Use {n + 1}.")
         require_int("seed", seed, 0)
-        size = self.layout.size
+        size = self._random
         if size > SOBOL_DIMENSIONS:
             raise ValueError(
                 f"d*m must be at most {SOBOL_DIMENSIONS // 4} for Sobol nodes (one dimension per "
@@ -173,7 +191,7 @@ class _SampledLaw(Law):
         half = torch.from_numpy(self._quantile(np.clip(points, 2**-53, 1 - 2**-53))).mT
         mirrored = half.clone()
         mirrored[self.layout.slices["o"]] *= -1
-        packed = torch.cat([half, mirrored], dim=1).contiguous()
+        packed = self._with_biases(torch.cat([half, mirrored], dim=1)).contiguous()
         return Atoms(
             Heads.from_packed(packed, torch.full((n,), 1.0 / n, dtype=packed.dtype), self.layout)
         )
@@ -187,10 +205,12 @@ class XavierUniform(_SampledLaw):
     d, m : int
         Token dimension and head size.
     gain : float > 0
+    biases : bool
+        Whether heads have biases bq, bk, bv and bo, which start at zero.
     """
 
-    def __init__(self, d: int, m: int, gain: float = 1.0):
-        super().__init__(d, m)
+    def __init__(self, d: int, m: int, gain: float = 1.0, biases: bool = False):
+        super().__init__(d, m, biases)
         self.gain = require_real("gain", gain, 0.0, include_low=False)
         self.bound = self.gain * math.sqrt(6.0 / (d + m))
 
@@ -198,7 +218,7 @@ class XavierUniform(_SampledLaw):
         return (2.0 * u - 1.0) * self.bound
 
     def __repr__(self) -> str:
-        return f"XavierUniform(d={self.d}, m={self.m}, gain={self.gain:g})"
+        return f"XavierUniform(d={self.d}, m={self.m}, gain={self.gain:g}{self._suffix})"
 
 
 class TruncatedNormal(_SampledLaw):
@@ -210,10 +230,12 @@ class TruncatedNormal(_SampledLaw):
         Token dimension and head size.
     std, bound : float > 0
         Both in the units of the entries.
+    biases : bool
+        Whether heads have biases bq, bk, bv and bo, which start at zero.
     """
 
-    def __init__(self, d: int, m: int, std: float, bound: float):
-        super().__init__(d, m)
+    def __init__(self, d: int, m: int, std: float, bound: float, biases: bool = False):
+        super().__init__(d, m, biases)
         self.std = require_real("std", std, 0.0, include_low=False)
         self.bound = require_real("bound", bound, 0.0, include_low=False)
 
@@ -224,4 +246,5 @@ class TruncatedNormal(_SampledLaw):
         return np.clip(entries, -self.bound, self.bound)
 
     def __repr__(self) -> str:
-        return f"TruncatedNormal(d={self.d}, m={self.m}, std={self.std:g}, bound={self.bound:g})"
+        numbers = f"d={self.d}, m={self.m}, std={self.std:g}, bound={self.bound:g}"
+        return f"TruncatedNormal({numbers}{self._suffix})"

@@ -240,6 +240,30 @@ def test_without_heads_dx_is_the_same_and_dheads_is_none():
     assert torch.equal(dx, attention_vjp(x, heads, c)[0])
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("biases", [(), BIASES])
+@pytest.mark.parametrize("x_lead,heads_lead", LEADS)
+def test_outputs_are_the_sums_of_what_o_is_applied_to(x_lead, heads_lead, biases, causal):
+    x, parts, c = example(x_lead, heads_lead, biases=biases)
+    heads = Heads(**parts)
+    dx, dheads, outputs = attention_vjp(x, heads, c, causal, with_outputs=True)
+    assert torch.equal(dx, attention_vjp(x, heads, c, causal)[0])
+    assert torch.equal(dheads.packed, attention_vjp(x, heads, c, causal)[1].packed)
+    # O = identity, d = m, makes a head's field its attention output
+    eye = torch.eye(3, dtype=F64)[: heads.m]
+    padded = parts | {"o": eye.mT.expand(parts["o"].shape)}
+    padded.pop("bo", None)
+    fields = naive_head_fields(x, padded, causal)[..., : heads.m]  # (..., B, H, N, m)
+    expected = fields.sum(dim=(-4, -2)).sum_to_size(outputs.shape)
+    assert_to_rounding(outputs, expected, ROUNDING)
+
+
+def test_outputs_come_with_heads_only():
+    x, parts, c = example((), ())
+    with pytest.raises(ValueError, match="with_outputs must be False"):
+        attention_vjp(x, Heads(**parts), c, with_heads=False, with_outputs=True)
+
+
 def test_cotangent_broadcasts():
     x, parts, _ = example((3,), (3,))
     heads = Heads(**parts)

@@ -14,6 +14,7 @@ from ipslimit import (
     BlockAdamW,
     Heads,
     Problem,
+    SBOAdamW,
     TruncatedNormal,
     XavierUniform,
     attention_field,
@@ -452,6 +453,13 @@ RULE_CASES = {
     "three betas": (lambda: AdamW(betas=(0.9, 0.9, 0.9)), TypeError, ["betas must be a pair"]),
     "beta one": (lambda: AdamW(betas=(0.9, 1.0)), ValueError, ["betas[1] must", "[0, 1)"]),
     "beta negative": (lambda: AdamW(betas=(-0.1, 0.9)), ValueError, ["betas[0] must", "[0, 1)"]),
+    "centre unknown": (
+        lambda: SBOAdamW(centre="median"),
+        ValueError,
+        ["centre must be one of batch", "'median'"],
+    ),
+    "centre decay one": (lambda: SBOAdamW(centre_decay=1.0), ValueError, ["centre_decay must"]),
+    "transport a number": (lambda: SBOAdamW(transport=1), TypeError, ["transport must be True"]),
     "mean a number": (lambda: BlockAdamW(mean=1), TypeError, ["mean must be True or False"]),
 }
 

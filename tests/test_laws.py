@@ -281,3 +281,19 @@ def test_laws_say_what_they_are():
     assert repr(UNIFORM) == "XavierUniform(d=3, m=2, gain=1)"
     assert repr(NORMAL) == "TruncatedNormal(d=3, m=2, std=0.5, bound=0.8)"
     assert repr(Atoms(random_heads(biases=()))) == "Atoms(Heads(H=3, m=2, d=3, float64, cpu))"
+
+
+@pytest.mark.parametrize(
+    "law", [XavierUniform, lambda d, m, **b: TruncatedNormal(d, m, 0.5, 1, **b)]
+)
+def test_biases_start_at_zero_and_leave_the_draws_of_the_matrices_alone(law):
+    plain, biased = law(3, 2), law(3, 2, biases=True)
+    assert biased.layout.biases == ("bq", "bk", "bv", "bo")
+    assert repr(biased).endswith(", biases=True)") and "biases" not in repr(plain)
+    for make in (
+        lambda law: law.draw(5, 4, np.random.default_rng(1), torch.float64).packed,
+        lambda law: law.nodes(8).heads.packed,
+    ):
+        matrices, packed = make(plain), make(biased)
+        assert torch.equal(packed[..., :24, :], matrices)
+        assert (packed[..., 24:, :] == 0).all() and packed.shape[-2] == biased.layout.size

@@ -4,7 +4,7 @@ import pytest
 import torch
 from builders import BIASES, F64, assert_to_rounding, normal, parts_of, random_heads
 
-from ipslimit import SGD, AdamW, BlockAdamW
+from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, SBOAdamW
 
 STEPS = 20
 
@@ -15,6 +15,10 @@ RULES = [
     AdamW(0.05, betas=(0.0, 0.0), eps=0.0, weight_decay=0.0),
     BlockAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.3),
     BlockAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.3, mean=True),
+    SBOAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.3),
+    SBOAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, centre="ema", transport=True),
+    Rebalance(AdamW(0.05, betas=(0.8, 0.95), eps=1e-3), every=3),
+    Rebalance(SGD(0.01, momentum=0.9), every=1, damping=0.5),
 ]
 EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=repr)
 
@@ -28,10 +32,16 @@ def gradients(heads, steps=STEPS, scale=1.0):
         yield heads.with_packed(g.to(heads.dtype))
 
 
+def updated(rule, heads, state, g, step):
+    """`rule.update`, with means for a rule that wants them: some that go with the gradient."""
+    means = (0.1 * g.packed[..., : heads.d + heads.m, :],) if rule.uses_means else ()
+    return rule.update(heads, state, g, step, *means)
+
+
 def train(rule, heads, scale=1.0, steps=STEPS):
     state = rule.init(heads)
     for k, g in enumerate(gradients(heads, steps, scale)):
-        heads, state = rule.update(heads, state, g, k + 1)
+        heads, state = updated(rule, heads, state, g, k + 1)
     return heads, state
 
 
@@ -115,7 +125,7 @@ def test_block_adamw_moves_every_block_by_the_same_norm():
     """The first step has norm lr in every block, whatever the number of entries: free of d."""
     heads = random_heads(H=2, m=3, d=17)
     rule = BlockAdamW(0.1, eps=0.0, weight_decay=0.0)
-    moved, _ = rule.update(heads, rule.init(heads), next(gradients(heads)), 1)
+    moved, _ = updated(rule, heads, rule.init(heads), next(gradients(heads)), 1)
     for name, part in heads.with_packed(moved.packed - heads.packed).parts().items():
         norm = part.flatten(1).norm(dim=1)
         # theta ~ 1 is rounded: 1e-16 per entry of a step of 0.1
@@ -138,8 +148,8 @@ def test_a_rule_is_a_pure_map(rule):
     for k, g in enumerate(gradients(heads, 3), start=1):
         inputs = [heads.packed, heads.weights, g.packed, *state.values()]
         before = [tensor.clone() for tensor in inputs]
-        first, first_state = rule.update(heads, state, g, k)
-        again, again_state = rule.update(heads, state, g, k)
+        first, first_state = updated(rule, heads, state, g, k)
+        again, again_state = updated(rule, heads, state, g, k)
         for tensor, copy in zip(inputs, before):
             assert torch.equal(tensor, copy)
         assert torch.equal(first.packed, again.packed)
@@ -154,11 +164,11 @@ def test_a_rule_is_a_pure_map(rule):
 def test_a_rule_leaves_weights_and_layout_alone_and_ignores_the_weights_of_g(rule):
     heads = random_heads((2,))
     g = next(gradients(heads))
-    after, _ = rule.update(heads, rule.init(heads), g, 1)
+    after, _ = updated(rule, heads, rule.init(heads), g, 1)
     assert torch.equal(after.weights, heads.weights)
     assert after.layout == heads.layout
     g.weights = torch.full_like(g.weights, torch.nan)
-    other, _ = rule.update(heads, rule.init(heads), g, 1)
+    other, _ = updated(rule, heads, rule.init(heads), g, 1)
     assert torch.equal(after.packed, other.packed)
 
 
@@ -180,7 +190,7 @@ def test_leading_dimensions_are_mapped_like_each_slice_by_itself(rule, dtype):
         for j in range(2):
             one, one_state = heads[i, j], rule.init(heads[i, j])
             for k, g in enumerate(gradients(heads)):
-                one, one_state = rule.update(one, one_state, g[i, j], k + 1)
+                one, one_state = updated(rule, one, one_state, g[i, j], k + 1)
             # vector and scalar instructions may differ in a fused multiply-add
             assert_to_rounding(one.packed, together.packed[i, j], 10 * STEPS)
             for name, tensor in one_state.items():
@@ -195,7 +205,7 @@ def test_heads_are_mapped_like_each_head_by_itself(rule):
         one = heads.map(lambda t, h=h: t[..., h : h + 1])
         state = rule.init(one)
         for k, g in enumerate(gradients(heads)):
-            one, state = rule.update(one, state, g.map(lambda t, h=h: t[..., h : h + 1]), k + 1)
+            one, state = updated(rule, one, state, g.map(lambda t, h=h: t[..., h : h + 1]), k + 1)
         assert_to_rounding(one.packed, together.packed[:, h : h + 1], 10 * STEPS)
 
 
@@ -206,7 +216,7 @@ def test_equal_heads_with_equal_gradients_stay_equal(rule):
     state = rule.init(heads)
     for k, g in enumerate(gradients(random_heads(H=3))):
         g = heads.with_packed(g.packed[:, [0, 1, 2, 0, 1, 2, 0]].contiguous())
-        heads, state = rule.update(heads, state, g, k + 1)
+        heads, state = updated(rule, heads, state, g, k + 1)
     assert_to_rounding(heads.packed[:, 3:6], heads.packed[:, :3], 10 * STEPS)
     assert_to_rounding(heads.packed[:, 6], heads.packed[:, 0], 10 * STEPS)
 
@@ -219,7 +229,7 @@ def test_without_eps_a_zero_gradient_takes_no_step(rule_type, weight_decay):
     zero = heads.with_packed(torch.zeros_like(heads.packed))
     state, moved = rule.init(heads), heads
     for k in range(3):
-        moved, state = rule.update(moved, state, zero, k + 1)
+        moved, state = updated(rule, moved, state, zero, k + 1)
     # decay alone is left, and it is exact to a rounding per step
     assert_to_rounding(moved.packed, heads.packed * (1 - 0.1 * weight_decay) ** 3, 10)
     assert weight_decay or torch.equal(moved.packed, heads.packed)
@@ -230,7 +240,7 @@ def test_without_eps_only_the_entries_with_gradient_move_and_by_lr():
     rule = AdamW(0.1, eps=0.0, weight_decay=0.0)
     g = normal(*heads.packed.shape, seed=4)
     g[::2] = 0.0
-    moved, _ = rule.update(heads, rule.init(heads), heads.with_packed(g), 1)
+    moved, _ = updated(rule, heads, rule.init(heads), heads.with_packed(g), 1)
     assert_to_rounding(moved.packed, heads.packed - 0.1 * g.sign(), 10)
 
 
@@ -248,10 +258,10 @@ def test_weight_decay_of_adamw_is_decoupled():
 def test_a_diverged_seed_leaves_its_batch_mates_bit_identical(rule, bad):
     heads = random_heads((3,))
     g = next(gradients(heads))
-    clean, _ = rule.update(heads, rule.init(heads), g, 1)
+    clean, _ = updated(rule, heads, rule.init(heads), g, 1)
     spoilt_g = heads.with_packed(g.packed.clone())
     spoilt_g.packed[1] = bad
-    spoilt, _ = rule.update(heads, rule.init(heads), spoilt_g, 1)
+    spoilt, _ = updated(rule, heads, rule.init(heads), spoilt_g, 1)
     assert torch.equal(clean.packed[[0, 2]], spoilt.packed[[0, 2]])
 
 

@@ -54,7 +54,7 @@ class SBOAdamW(AdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         centre: str = "batch",
-        centre_decay: float = 0.9,
+        centre_decay: float = 0.99,
         transport: bool = False,
     ):
         super().__init__(lr, betas, eps, weight_decay)
