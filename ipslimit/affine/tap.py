@@ -1,0 +1,86 @@
+"""A forward hook whose sums arrive with the gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .rows import RowSums, input_sizes
+
+
+class _Tap(torch.autograd.Function):
+    """The identity in z; the gradient of `leaf` is `sums`, whatever the gradient of z."""
+
+    @staticmethod
+    def forward(ctx, z, sums, leaf):
+        ctx.save_for_backward(sums)
+        return z.detach()  # not a view to autograd: what follows may work in place
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None, ctx.saved_tensors[0]
+
+
+class Tap:
+    """Sums of the inputs of one module, over exactly the passes whose gradients it received.
+
+    The sums are the gradient of a leaf that belongs to nobody else: autograd adds them to
+    `leaf.grad` when it adds to `weight.grad`, as often. So a pass without backward leaves
+    nothing; accumulated passes add up; a checkpointed segment counts once, since only one of its
+    two passes is differentiated; and a compiled model has them in its graph, as a gradient.
+
+    Attributes
+    ----------
+    leaf : tensor (sum over inputs of size + 1,)
+        [sum, number of rows] of every input behind each other, in its `.grad`.
+    active : bool
+        False in a copy that nobody has claimed (see `InputMeans`).
+    """
+
+    def __init__(self, name: str, module: nn.Module, weights: list[nn.Parameter], sums: RowSums):
+        self.name = name
+        self.weights = weights
+        self.sums = sums
+        self.sizes = input_sizes(module)
+        self.active = True
+        self.everything = False
+        self.leaf = self._new_leaf(weights[0])
+
+    def __getstate__(self):
+        return self.__dict__ | {"active": False, "everything": False}
+
+    def _new_leaf(self, like: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        length = sum(self.sizes) + len(self.sizes)
+        return torch.zeros(length, dtype=dtype, device=like.device, requires_grad=True)
+
+    def __call__(self, module, args, kwargs, output):
+        if not self.active:
+            return None
+        if self.everything:
+            self._add(self.sums.of(self.name, module, args, kwargs))
+            return None
+        z = output[0] if isinstance(output, tuple) else output
+        if not z.requires_grad or not any(w.requires_grad for w in self.weights):
+            return None
+        if not torch.compiler.is_compiling():
+            if torch._C._are_functorch_transforms_active():
+                return None  # their gradients do not arrive in `.grad`
+            like = self.weights[0]
+            wide = like.dtype == torch.float64
+            if self.leaf.device != like.device or (self.leaf.dtype == torch.float64) != wide:
+                self.leaf = self._new_leaf(like)  # the model was moved
+        if self.leaf.grad is not None and all(w.grad is None for w in self.weights):
+            self.leaf.grad = None  # the gradients were dropped, and so is what belongs to them
+        sums = self.sums.of(self.name, module, args, kwargs)
+        tapped = _Tap.apply(z, sums.to(self.leaf.dtype), self.leaf)
+        return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
+
+    @torch.no_grad()
+    def _add(self, sums: torch.Tensor) -> None:
+        sums = sums.to(self.leaf.dtype)
+        self.leaf.grad = sums.clone() if self.leaf.grad is None else self.leaf.grad + sums
+
+    def split(self, sums: torch.Tensor) -> list[torch.Tensor]:
+        """[sum, number] of every input, apart."""
+        return list(sums.split([size + 1 for size in self.sizes]))

@@ -1,0 +1,1 @@
+"""Layers for any torch model."""
