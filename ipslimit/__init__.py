@@ -21,6 +21,7 @@ __all__ = [
     "AdamW",
     "Atoms",
     "BlockAdamW",
+    "BoundaryProbe",
     "Heads",
     "ParticleRun",
     "Problem",

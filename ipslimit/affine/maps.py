@@ -12,7 +12,7 @@ from torch import nn
 from ..checks import shown
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class AffineMap:
     """One weight, the bias that goes with it, and which inputs it has.
 
@@ -45,6 +45,9 @@ class AffineMap:
     stop: int
     inputs: tuple[int, ...] = (0,)
     groups: int = 1
+
+    def __repr__(self) -> str:
+        return f"AffineMap({self.name}: {tuple(self.weight.shape)})"
 
     @property
     def key(self) -> tuple:

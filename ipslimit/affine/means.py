@@ -37,11 +37,18 @@ class InputMeans:
     process_group : torch process group, None or False
         Sums and counts are added up over its processes; None is the default group where
         `torch.distributed` is initialised, False no group at all.
+    beside : InputMeans or None
+        Another one of the same model, to share the row mask with.
     """
 
-    def __init__(self, maps: Iterable[AffineMap] = (), process_group=None):
+    def __init__(
+        self,
+        maps: Iterable[AffineMap] = (),
+        process_group=None,
+        beside: InputMeans | None = None,
+    ):
         self.maps: list[AffineMap] = []
-        self._sums = RowSums()
+        self._sums = RowSums() if beside is None else beside._sums
         self._taps: dict[nn.Module, Tap] = {}
         self._handles: list = []
         self.process_group = process_group
@@ -109,6 +116,11 @@ class InputMeans:
         """Forget the rows."""
         for tap in self._taps.values():
             tap.leaf.grad = None
+
+    def pause(self, paused: bool = True) -> None:
+        """Let the hooks do nothing until `pause(False)`."""
+        for tap in self._taps.values():
+            tap.active = not paused
 
     @contextlib.contextmanager
     def counting_everything(self):
