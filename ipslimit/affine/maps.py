@@ -67,12 +67,13 @@ class AffineMap:
         """The part of a tensor of the bias's shape that goes with the weight (a view)."""
         return tensor[self.start : self.stop]
 
-    def means(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(groups, inputs of a group) in the weight's dtype, from [sum, number] of every input."""
-        chosen = torch.stack([sums[i] for i in self.inputs])
-        # no row is left where a mask hides all of them: their mean is read as 0
-        means = chosen[:, :-1] / chosen[:, -1:].clamp(min=1)
-        return means.reshape(self.groups, -1).to(self.weight.dtype)
+    def mean(self, means: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(groups, inputs of a group) in the weight's kind, from the means of the module's inputs,
+        each with one entry behind it."""
+        chosen = means[self.inputs[0]]
+        if len(self.inputs) > 1:
+            chosen = torch.stack([means[i] for i in self.inputs])
+        return chosen[..., :-1].reshape(self.groups, -1).to(self.weight)
 
     def less_outer(self, weight, bias: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs)."""

@@ -49,7 +49,8 @@ class InputMeans:
     ):
         self.maps: list[AffineMap] = []
         self._sums = RowSums() if beside is None else beside._sums
-        self._taps: dict[nn.Module, Tap] = {}
+        self._tapped: list[Tap] = []
+        self._places: dict[nn.Module, int] = {}  # of a module's tap
         self._handles: list = []
         self.process_group = process_group
         self._own_hooks()
@@ -58,16 +59,19 @@ class InputMeans:
     def add(self, maps: Iterable[AffineMap]) -> None:
         """Watch the modules of these maps too."""
         weights: dict[nn.Module, list] = {}
-        names = {}
+        names: dict[nn.Module, str] = {}
         for m in maps:
             self.maps.append(m)
             weights.setdefault(m.module, []).append(m.weight)
             names.setdefault(m.module, m.name)
         for module, own in weights.items():
-            if module not in self._taps:
+            if module not in self._places:
                 tap = Tap(names[module], module, own, self._sums)
-                self._taps[module] = tap
+                self._places[module] = len(self._tapped)
+                self._tapped.append(tap)
                 self._handles.append(module.register_forward_hook(tap, with_kwargs=True))
+        self._lengths = [tap.leaf.numel() for tap in self._tapped]
+        self._index = None
 
     @property
     def row_mask(self) -> RowMask:
@@ -95,43 +99,74 @@ class InputMeans:
         Tied maps have one mean, over the rows of all of them. In a process group every member
         has to call it.
         """
-        sums = {module: tap.leaf.grad for module, tap in self._taps.items()}
+        if not self.maps:
+            return {}
+        flat, seen = self._sums_of_all()
+        means = dict.fromkeys(self.maps)
+        tied: dict[tuple, list[AffineMap]] = {}
+        for m in self.maps:
+            if seen[self._places[m.module]]:
+                tied.setdefault(m.key, []).append(m)
+        counts, counted_by = self._layout(flat.device)
+        parts = flat.split(self._lengths)
+        for ms in tied.values():
+            if len(ms) > 1:  # one set of rows, summed where the first map looks
+                first, *others = (parts[self._places[m.module]] for m in ms)
+                first += sum(others)
+        # no row is left where a mask hides all of them: their mean is read as 0
+        parts = (flat / flat[counts].clamp_(min=1)[counted_by]).split(self._lengths)
+        for ms in tied.values():
+            place = self._places[ms[0].module]
+            means |= dict.fromkeys(ms, ms[0].mean(self._tapped[place].split(parts[place])))
+        return means
+
+    def _sums_of_all(self) -> tuple[torch.Tensor, list[bool]]:
+        """The sums of all modules behind each other, over processes, and which saw any rows."""
+        leaves = [tap.leaf for tap in self._tapped]
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        dtypes = {leaf.dtype for leaf in leaves}
+        if len(dtypes | {leaf.device for leaf in leaves}) > 2:  # a model of several kinds
+            wide = torch.float64 if torch.float64 in dtypes else torch.float32
+            grads = [grad.to(leaves[0].device, wide) for grad in grads]
+        flat = torch.cat(grads)
+        seen = [leaf.grad is not None for leaf in leaves]
         group = self._group()
         if group is not None:
-            sums = self._reduced(sums, group)
-        parts = {m: self._taps[m.module].split(sums[m.module]) for m in self.maps
-                 if sums[m.module] is not None}  # fmt: skip
-        tied: dict[tuple, list] = {}
-        for m in parts:
-            tied.setdefault(m.key, []).append(m)
-        means = dict.fromkeys(self.maps)
-        for ms in tied.values():
-            total = parts[ms[0]]
-            for m in ms[1:]:
-                total = [a + b for a, b in zip(total, parts[m], strict=True)]
-            means |= dict.fromkeys(ms, ms[0].means(total))
-        return means
+            message = torch.cat([flat, flat.new_tensor(seen)])
+            dist.all_reduce(message, group=group)
+            flat, known = message.split([len(flat), len(seen)])
+            seen = [s > 0 for s in known.tolist()]
+        return flat, seen
+
+    def _layout(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the counts are in the sums of all modules; and which of them each entry has."""
+        if self._index is None or self._index[0].device != device:
+            lengths = torch.tensor([size + 1 for tap in self._tapped for size in tap.sizes])
+            counts = lengths.cumsum(0) - 1
+            counted_by = torch.arange(len(lengths)).repeat_interleave(lengths)
+            self._index = counts.to(device), counted_by.to(device)
+        return self._index
 
     def reset(self) -> None:
         """Forget the rows."""
-        for tap in self._taps.values():
+        for tap in self._tapped:
             tap.leaf.grad = None
 
     def pause(self, paused: bool = True) -> None:
         """Let the hooks do nothing until `pause(False)`."""
-        for tap in self._taps.values():
+        for tap in self._tapped:
             tap.active = not paused
 
     @contextlib.contextmanager
     def counting_everything(self):
         """Inside, every forward pass counts, with or without gradient; starts from no rows."""
         self.reset()
-        for tap in self._taps.values():
+        for tap in self._tapped:
             tap.everything = True
         try:
             yield self
         finally:
-            for tap in self._taps.values():
+            for tap in self._tapped:
                 tap.everything = False
 
     def remove(self) -> None:
@@ -143,29 +178,6 @@ class InputMeans:
             return None
         group = dist.group.WORLD if self.process_group is None else self.process_group
         return group if dist.get_world_size(group) > 1 else None
-
-    def _reduced(self, sums, group):
-        """Added up over processes, in one message; a module is unseen if all have not seen it."""
-        if not sums:
-            return sums
-        taps = list(self._taps.values())
-        wide = torch.float64 if any(t.leaf.dtype == torch.float64 for t in taps) else torch.float32
-        device = taps[0].leaf.device
-        flat = torch.cat(
-            [
-                (torch.zeros_like(tap.leaf) if total is None else total).detach().to(device, wide)
-                for tap, total in zip(taps, sums.values(), strict=True)
-            ]
-            + [torch.tensor([s is not None for s in sums.values()], dtype=wide, device=device)]
-        )
-        dist.all_reduce(flat, group=group)
-        *totals, seen = flat.split([tap.leaf.numel() for tap in taps] + [len(taps)])
-        return {
-            module: total.to(tap.leaf.device, tap.leaf.dtype) if known else None
-            for (module, tap), total, known in zip(
-                self._taps.items(), totals, seen.tolist(), strict=True
-            )
-        }
 
     def _own_hooks(self) -> None:
         # the hooks go with their owner: optimizers made one after another do not pile them up
@@ -182,6 +194,6 @@ class InputMeans:
 
     def __setstate__(self, state) -> None:
         self.__dict__.update(state)
-        for tap in self._taps.values():
+        for tap in self._tapped:
             tap.active = True
         self._own_hooks()

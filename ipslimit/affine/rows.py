@@ -68,8 +68,7 @@ class RowSums:
         dtype = torch.promote_types(x.dtype, torch.float32)
         weights = self._weights(name, tuple(x.shape[:-1]))
         if weights is None:
-            total = rows.sum(0, dtype=dtype)
-            return torch.cat([total, total.new_full((1,), rows.shape[0])])
+            return F.pad(rows.sum(0, dtype=dtype), (0, 1), value=rows.shape[0])
         weights = weights.reshape(-1).to(dtype)
         return torch.cat([weights @ rows.to(dtype), weights.sum().reshape(1)])
 

@@ -9,7 +9,11 @@ from .rows import RowSums, input_sizes
 
 
 class _Tap(torch.autograd.Function):
-    """The identity in z; the gradient of `leaf` is `sums`, whatever the gradient of z."""
+    """The identity in z; the gradient of `leaf` is `sums`, whatever the gradient of z.
+
+    So sums arrive at a compiled model's leaf as the output of its backward graph, where a hook on
+    z, which costs half as much, could not be traced.
+    """
 
     @staticmethod
     def forward(ctx, z, sums, leaf):
@@ -22,19 +26,20 @@ class _Tap(torch.autograd.Function):
 
 
 class Tap:
-    """Sums of the inputs of one module, over exactly the passes whose gradients it received.
+    """Sums of the inputs of one module, over exactly the passes that gradients came back to.
 
-    The sums are the gradient of a leaf that belongs to nobody else: autograd adds them to
-    `leaf.grad` when it adds to `weight.grad`, as often. So a pass without backward leaves
-    nothing; accumulated passes add up; a checkpointed segment counts once, since only one of its
-    two passes is differentiated; and a compiled model has them in its graph, as a gradient.
+    The sums of a pass wait in its graph and are added to `leaf.grad` by its backward pass. So a
+    pass without backward leaves nothing; accumulated passes add up; and a checkpointed segment
+    counts once, since only one of its two passes is differentiated.
 
     Attributes
     ----------
     leaf : tensor (sum over inputs of size + 1,)
         [sum, number of rows] of every input behind each other, in its `.grad`.
     active : bool
-        False in a copy that nobody has claimed (see `InputMeans`).
+        False in a copy that nobody has claimed (see `InputMeans`), and while paused.
+    everything : bool
+        Whether every forward pass counts, with or without gradient.
     """
 
     def __init__(self, name: str, module: nn.Module, weights: list[nn.Parameter], sums: RowSums):
@@ -44,12 +49,13 @@ class Tap:
         self.sizes = input_sizes(module)
         self.active = True
         self.everything = False
-        self.leaf = self._new_leaf(weights[0])
+        self.leaf = self._new_leaf()
 
     def __getstate__(self):
         return self.__dict__ | {"active": False, "everything": False}
 
-    def _new_leaf(self, like: torch.Tensor) -> torch.Tensor:
+    def _new_leaf(self) -> torch.Tensor:
+        like = self.weights[0]
         dtype = torch.promote_types(like.dtype, torch.float32)
         length = sum(self.sizes) + len(self.sizes)
         return torch.zeros(length, dtype=dtype, device=like.device, requires_grad=True)
@@ -63,24 +69,26 @@ class Tap:
         z = output[0] if isinstance(output, tuple) else output
         if not z.requires_grad or not any(w.requires_grad for w in self.weights):
             return None
-        if not torch.compiler.is_compiling():
-            if torch._C._are_functorch_transforms_active():
-                return None  # their gradients do not arrive in `.grad`
-            like = self.weights[0]
-            wide = like.dtype == torch.float64
-            if self.leaf.device != like.device or (self.leaf.dtype == torch.float64) != wide:
-                self.leaf = self._new_leaf(like)  # the model was moved
+        compiling = torch.compiler.is_compiling()
+        if not compiling and torch._C._are_functorch_transforms_active():
+            return None  # their gradients do not arrive in `.grad`
         if self.leaf.grad is not None and all(w.grad is None for w in self.weights):
             self.leaf.grad = None  # the gradients were dropped, and so is what belongs to them
         sums = self.sums.of(self.name, module, args, kwargs)
-        tapped = _Tap.apply(z, sums.to(self.leaf.dtype), self.leaf)
-        return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
+        if compiling:
+            tapped = _Tap.apply(z, sums.to(self.leaf.dtype), self.leaf)
+            return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
+        z.register_hook(lambda _: self._add(sums))
+        return None
 
     @torch.no_grad()
     def _add(self, sums: torch.Tensor) -> None:
-        sums = sums.to(self.leaf.dtype)
+        like = self.weights[0]
+        if self.leaf.device != like.device or self.leaf.dtype.itemsize < like.dtype.itemsize:
+            self.leaf = self._new_leaf()  # the model was moved
+        sums = sums.to(self.leaf)
         self.leaf.grad = sums.clone() if self.leaf.grad is None else self.leaf.grad + sums
 
-    def split(self, sums: torch.Tensor) -> list[torch.Tensor]:
-        """[sum, number] of every input, apart."""
-        return list(sums.split([size + 1 for size in self.sizes]))
+    def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The inputs of a tensor of the leaf's shape, apart."""
+        return [tensor] if len(self.sizes) == 1 else list(tensor.split([n + 1 for n in self.sizes]))

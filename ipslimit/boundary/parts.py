@@ -1,4 +1,4 @@
-"""The parts of affine layers that are looked at apart: packed projections, and the keys."""
+"""The parts of affine layers that are looked at apart, and families of layers of one shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 
 from ..affine import AffineMap
@@ -17,55 +16,47 @@ PACKED = ("q", "k", "v")
 
 
 @dataclasses.dataclass(eq=False)
-class Part:
-    """Some outputs of an affine map.
+class Parts:
+    """A map cut into parts of equally many outputs.
 
     Attributes
     ----------
-    name : str
-        The layer's, with [q], [k] or [v] behind it for a part of a packed projection.
     map : AffineMap
-    groups, rows : slice
-        Which blocks of the map, and which rows of each.
-    key : bool
-        Whether it makes attention's keys: their bias has no gradient but rounding.
+    names : list of str
+        The layer's name, with [q], [k] or [v] behind it for a part of a packed projection.
+    keys : list of bool
+        Whether a part makes attention's keys: their bias has no gradient but rounding.
+    shape : (parts, groups of a part, outputs of a group, inputs of a group)
     """
 
-    name: str
     map: AffineMap
-    groups: slice
-    rows: slice
-    key: bool
+    names: list[str]
+    keys: list[bool]
+    shape: tuple[int, int, int, int]
 
-    def weight(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor of the weight's shape, (groups, rows, inputs), a view."""
-        return self.map.blocks(tensor)[self.groups, self.rows]
+    @classmethod
+    def of(cls, m: AffineMap, keys: Sequence[str], packed: Sequence[str]) -> Parts:
+        """`keys` and `packed` are patterns on names (`fnmatch`)."""
+        groups, outputs, inputs = m.blocks(m.weight).shape
+        attention = isinstance(m.module, nn.MultiheadAttention)
+        if attention and groups == 3:
+            names = [f"{m.name}.in_proj[{part}]" for part in PACKED]
+            return cls(m, names, [False, True, False], (3, 1, outputs, inputs))
+        if any(fnmatchcase(m.name, pattern) for pattern in packed):
+            if groups != 1 or outputs % 3:
+                raise ValueError(
+                    f"packed must name layers of three times as many outputs; got {m.name} with "
+                    f"{groups * outputs}. Take it out of the patterns."
+                )
+            names = [f"{m.name}[{part}]" for part in PACKED]
+            return cls(m, names, [False, True, False], (3, 1, outputs // 3, inputs))
+        last = m.name.rpartition(".")[2]
+        named = any(fnmatchcase(last, k) or fnmatchcase(m.name, k) for k in keys)
+        is_key = m.inputs == (1,) if attention else named
+        return cls(m, [m.name], [is_key], (1, groups, outputs, inputs))
 
-    def bias(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor of the map's outputs, (groups, rows), a view."""
-        return tensor.view(self.map.groups, -1)[self.groups, self.rows]
-
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a mean (groups, inputs)."""
-        return tensor[self.groups]
-
-
-def parts_of(m: AffineMap, keys: Sequence[str], packed: Sequence[str]) -> list[Part]:
-    """The parts of one map. `keys` and `packed` are patterns on names (`fnmatch`)."""
-    everything = slice(None)
-    if isinstance(m.module, nn.MultiheadAttention):
-        if m.inputs == (0, 1, 2):
-            return [
-                Part(f"{m.name}.in_proj[{p}]", m, slice(i, i + 1), everything, p == "k")
-                for i, p in enumerate(PACKED)
-            ]
-        return [Part(m.name, m, everything, everything, m.inputs == (1,))]
-    if any(fnmatchcase(m.name, pattern) for pattern in packed):
-        width = m.weight.shape[0] // 3
-        return [
-            Part(f"{m.name}[{p}]", m, everything, slice(i * width, (i + 1) * width), p == "k")
-            for i, p in enumerate(PACKED)
-        ]
-    last = m.name.rpartition(".")[2].lower()
-    key = any(fnmatchcase(last, k) or fnmatchcase(m.name, k) for k in keys)
-    return [Part(m.name, m, everything, everything, key)]
+    @property
+    def family(self) -> tuple:
+        """Equal for maps whose tensors can be stacked."""
+        weight = self.map.weight
+        return self.shape, weight.shape, weight.dtype, weight.device

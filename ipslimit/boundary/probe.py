@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..affine import AffineMap, InputMeans, find_maps, named_modules
+from ..affine import InputMeans, find_maps, named_modules
 from ..checks import require_int, shown
-from .parts import KEY_NAMES, parts_of
+from .family import NORMS, Family
+from .parts import KEY_NAMES, Parts
 
-# What is measured at every step; the ratios are taken when they are asked for.
-NORMS = ("g_W", "g_b mu", "dW mu", "db", "db + dW mu", "bias", "effective_bias", "drift")
 FLUSH = 256  # steps kept on the device
-F32 = torch.float32
-
-
-class _Before(NamedTuple):
-    """What a map was before a step."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    mean: torch.Tensor
 
 
 class BoundaryProbe:
@@ -119,17 +108,23 @@ class BoundaryProbe:
         maps = [known.get((m.module, m.weight), m) for m in maps]
         own = [m for m in maps if m not in known.values()]
         self._own = InputMeans(own, process_group, beside=self._shared)
-        self._maps = maps
-        self._parts = [part for m in maps for part in parts_of(m, keys, packed)]
-        self.layers = [part.name for part in self._parts]
-        self.is_key = np.array([part.key for part in self._parts])
+        parts = [Parts.of(m, keys, packed) for m in maps]
+        families: dict[tuple, list[Parts]] = {}
+        for p in parts:
+            families.setdefault(p.family, []).append(p)
+        self._families = [Family(members) for members in families.values()]
+        # families of layers are measured together; what is shown is in the order of the model
+        measured = [name for family in self._families for name in family.names]
+        self.layers = [name for p in parts for name in p.names]
+        self.is_key = np.array([key for p in parts for key in p.keys])
+        self._order = [measured.index(name) for name in self.layers]
+        dtype = functools.reduce(torch.promote_types, (m.weight.dtype for m in maps), torch.float32)
+        self._kind = torch.empty(0, dtype=dtype, device=maps[0].weight.device)
         self._step = 0
+        self._due = False
         self._recorded: list[int] = []
         self._fresh: list[torch.Tensor] = []
         self._kept: list[np.ndarray] = []
-        self._before: dict[AffineMap, _Before] | None = None
-        self._dtype = functools.reduce(torch.promote_types, (m.weight.dtype for m in maps), F32)
-        self._fixed: dict[AffineMap, tuple[torch.Tensor, torch.Tensor]] = {}
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -161,7 +156,7 @@ class BoundaryProbe:
         that had no rows or no gradient, and for a ratio 0/0.
         """
         self._flush()
-        values = np.concatenate([np.empty((0, len(self._parts), len(NORMS))), *self._kept])
+        values = np.concatenate([np.empty((0, len(self.layers), len(NORMS))), *self._kept])
         norms = {name: values[..., i] for i, name in enumerate(NORMS)}
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = {
@@ -204,75 +199,28 @@ class BoundaryProbe:
                 "loss.backward() and then optimizer.step()."
             )
         self._step += 1
-        if (self._step - 1) % self.every:
+        self._due = (self._step - 1) % self.every == 0
+        if not self._due:
             return
         means = self._own.gather()
         if self._shared is not None:
             means |= self._shared.gather()
-        self._before, gradients = {}, {}
-        for m in self._maps:
-            mean = means[m]
-            if mean is None or m.weight.grad is None or m.bias.grad is None:
-                continue
-            bias = _bias(m).clone()
-            self._before[m] = _Before(m.weight.clone(), bias, mean)
-            gradients[m] = m.weight.grad, m.rows(m.bias.grad)
-            if m.centred:  # the gradient of the Linear that it equals
-                centre = m.module.centre.unsqueeze(0)
-                gradients[m] = m.less_outer(m.weight.grad, -m.bias.grad, centre), m.bias.grad
-            if m not in self._fixed:
-                self._fixed[m] = mean, bias + m.apply(m.weight, mean)
-        self._live = [part for part in self._parts if part.map in self._before]
-        outer = []
-        for part in self._live:
-            mean = part.mean(self._before[part.map].mean)
-            columns = part.bias(gradients[part.map][1])
-            outer.append(torch.linalg.vector_norm(columns, dim=1) * mean.norm(dim=1))
-        weights = [part.weight(gradients[part.map][0]) for part in self._live]
-        self._gradients = [self._norms(weights), self._norms(outer)]
+        for family in self._families:
+            family.before(means)
 
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
-        if self._before is None:
-            self._own.pause(self._step % self.every != 0)
-            return
-        after = {}
-        for m, (weight, bias, mean) in self._before.items():
-            now = _bias(m)
-            fixed, start = self._fixed[m]
-            shift, db = m.apply(m.weight - weight, mean), now - bias
-            effective, drift = now + m.apply(m.weight, mean), now + m.apply(m.weight, fixed) - start
-            after[m] = shift, db, db + shift, now, effective, drift
-        columns = self._gradients + [
-            self._norms([part.bias(after[part.map][i]) for part in self._live]) for i in range(6)
-        ]
-        values = torch.stack(columns, dim=1)
-        if len(self._live) < len(self._parts):
-            live = [i for i, part in enumerate(self._parts) if part.map in self._before]
-            whole = values.new_full((len(self._parts), len(NORMS)), float("nan"))
-            whole[live] = values
-            values = whole
-        self._fresh.append(values)
-        self._recorded.append(self._step)
-        self._before = None
-        if len(self._fresh) >= FLUSH:
-            self._flush()
+        if self._due:
+            values = torch.cat([family.after().to(self._kind) for family in self._families])
+            self._fresh.append(values)
+            self._recorded.append(self._step)
+            if len(self._fresh) >= FLUSH:
+                self._flush()
         self._own.reset()
         self._own.pause(self._step % self.every != 0)
 
-    def _norms(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        if not tensors:
-            return torch.empty(0, dtype=self._dtype)
-        norms = torch._foreach_norm(tensors)
-        device = norms[0].device
-        return torch.stack([n.to(device, self._dtype) for n in norms])
-
     def _flush(self) -> None:
         if self._fresh:
-            self._kept.append(torch.stack(self._fresh).double().cpu().numpy())
+            values = torch.stack(self._fresh).double().cpu().numpy()
+            self._kept.append(values[:, self._order])
             self._fresh = []
-
-
-def _bias(m: AffineMap) -> torch.Tensor:
-    """The bias of the map as a Linear."""
-    return m.module.bias if m.centred else m.rows(m.bias)
