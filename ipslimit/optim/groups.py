@@ -13,6 +13,10 @@ CENTRES = ("batch", "ema", "fixed")
 
 def find(modules: list[nn.Module], exclude) -> list[AffineMap]:
     """The affine maps of some modules and all they contain."""
+    if any(nn.parameter.is_lazy(p) for module in modules for p in module.parameters()):
+        raise ValueError(
+            "modules must be initialised; got one with lazy parameters. Run one forward pass first."
+        )
     named = dict.fromkeys(pair for module in modules for pair in named_modules(module))
     seen, distinct = set(), []
     for name, module in named:
@@ -26,6 +30,13 @@ def find(modules: list[nn.Module], exclude) -> list[AffineMap]:
             "it applies them without calling them, so their inputs cannot be seen. Pass "
             "exclude=('*out_proj',) to train them by AdamW."
         )
+    for m in maps:
+        if type(m.weight).__name__ == "DTensor":
+            raise ValueError(
+                f"model must have whole parameters; got {m.name} with a sharded weight (DTensor), "
+                "whose inputs and outputs are on several devices. Use DistributedDataParallel, or "
+                "exclude the layer."
+            )
     return maps
 
 
@@ -34,7 +45,8 @@ def as_groups(groups) -> list[dict]:
         groups = list(groups)
     except TypeError:
         groups = None
-    if not groups or not all(isinstance(group, dict) for group in groups):
+    dicts = bool(groups) and all(isinstance(group, dict) for group in groups)
+    if not dicts or not any("modules" in group for group in groups):
         raise TypeError(
             "model must be an nn.Module or a list of param groups that name modules, since the "
             f"inputs of affine layers are needed; got {shown(groups)}. Pass the model, or e.g. "
@@ -65,12 +77,6 @@ def with_params(group: dict) -> dict:
     if "params" in group:
         return dict(group)
     params = dict.fromkeys(p for module in modules_of(group) for p in module.parameters())
-    for p in params:
-        if nn.parameter.is_lazy(p):
-            raise ValueError(
-                "modules must be initialised; got one with lazy parameters. Run one forward pass "
-                "before making the optimizer."
-            )
     return {k: v for k, v in group.items() if k != "modules"} | {"params": list(params)}
 
 

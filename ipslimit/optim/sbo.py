@@ -119,6 +119,7 @@ class SBOAdamW(torch.optim.Optimizer):
         groups = [{"modules": model}] if isinstance(model, nn.Module) else as_groups(model)
         self.means = InputMeans(process_group=process_group)
         self._undecayed: set[nn.Parameter] = set()
+        self._distinct: dict[AffineMap, str] = {}  # one of each set of tied maps: its centre's name
         found = find([m for group in groups for m in modules_of(group)], exclude)
         super().__init__([with_params(group) for group in groups], defaults)
         self._adopt(found)
@@ -165,6 +166,12 @@ class SBOAdamW(torch.optim.Optimizer):
                     )
         self.means.add(ours)
         self._undecayed |= {m.bias for m in maps}
+        known = {m.key for m in self._distinct}
+        for m in ours:
+            if m.key not in known:
+                known.add(m.key)
+                place = sum(other.weight is m.weight for other in self._distinct)
+                self._distinct[m] = f"centre_{place}" if place else "centre"
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -219,18 +226,18 @@ class SBOAdamW(torch.optim.Optimizer):
             )
         with self.means.counting_everything():
             yield
-        means = self._distinct(self.means.gather())
+        means = self.means.gather()
         self.means.reset()
         options = self._options()
-        for m, mean in means.items():
+        for m, name in self._distinct.items():
             if options[m.weight]["centre"] == "batch":
                 continue
-            if mean is None:
+            if means[m] is None:
                 raise RuntimeError(
                     f"calibrate() saw no input of {m.name}. Call the model inside the with "
                     "block, or exclude the layer."
                 )
-            self._state_of(m.weight)[self._centre_name(m)] = mean.clone()
+            self._state_of(m.weight)[name] = means[m].clone()
 
     def _moving(self) -> tuple[list, set]:
         """The maps whose weight and bias move together, with their centres.
@@ -241,10 +248,10 @@ class SBOAdamW(torch.optim.Optimizer):
         skipped : set of parameters of layers that no row entered
         """
         options = self._options()
-        means = self._distinct(self.means.gather())
+        means = self.means.gather()
         live = {
-            m: mean
-            for m, mean in means.items()
+            m: means[m]
+            for m in self._distinct
             if m.weight.grad is not None and m.bias.grad is not None
         }
         for m, mean in live.items():
@@ -269,7 +276,7 @@ class SBOAdamW(torch.optim.Optimizer):
         if group["centre"] == "batch":
             return mean
         state = self._state_of(m.weight)
-        name = self._centre_name(m)
+        name = self._distinct[m]
         if name not in state:
             if mean is None:
                 return None
@@ -277,19 +284,6 @@ class SBOAdamW(torch.optim.Optimizer):
         elif group["centre"] == "ema" and mean is not None:
             state[name].lerp_(mean, 1.0 - group["centre_decay"])
         return state[name]
-
-    def _centre_name(self, m: AffineMap) -> str:
-        tied = list(dict.fromkeys(o.key for o in self.maps if o.weight is m.weight))
-        place = tied.index(m.key)
-        return f"centre_{place}" if place else "centre"
-
-    @staticmethod
-    def _distinct(means: dict) -> dict:
-        """One map for every set of tied ones."""
-        firsts = {}
-        for m in means:
-            firsts.setdefault(m.key, m)
-        return {m: means[m] for m in firsts.values()}
 
     def _options(self) -> dict[nn.Parameter, dict]:
         return {p: group for group in self.param_groups for p in group["params"]}
@@ -326,11 +320,11 @@ class SBOAdamW(torch.optim.Optimizer):
         )
 
     def __getstate__(self):
-        own = ("means", "_undecayed")
+        own = ("means", "_undecayed", "_distinct")
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
 
     def __setstate__(self, state) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+            for name in ("centre", "centre_decay", "maximize", "foreach"):
+                group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
