@@ -78,7 +78,9 @@ class Tap:
         if compiling:
             tapped = _Tap.apply(z, sums.to(self.leaf.dtype), self.leaf)
             return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
-        z.register_hook(lambda _: self._add(sums))
+        # a view that is later worked on in place gets another history, without its hooks
+        hooked = z._base if z._is_view() and z._base.requires_grad else z
+        hooked.register_hook(lambda _: self._add(sums))
         return None
 
     @torch.no_grad()
