@@ -10,13 +10,14 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("kernel", "training", "limit", "sweep", "growth")
+NAMES = ("kernel", "training", "limit", "sweep", "growth", "boundary")
 TITLES = {
     "kernel": "Attention: one field and its VJP",
     "training": "A training step",
     "limit": "The limit: cost per digit",
     "sweep": "The default sweep",
     "growth": "Growth",
+    "boundary": "Boundary motion: the cost of looking and of centring",
 }
 
 
