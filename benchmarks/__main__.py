@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("kernel", "training", "limit", "sweep", "growth", "sharding")
+NAMES = ("kernel", "training", "limit", "sweep", "growth", "sharding", "boundary")
 TITLES = {
     "kernel": "Attention: one field and its VJP",
     "training": "A training step",
@@ -18,6 +18,7 @@ TITLES = {
     "sweep": "The default sweep",
     "growth": "Growth",
     "sharding": "One model on two processes",
+    "boundary": "Boundary motion: the cost of looking and of centring",
 }
 
 

@@ -1,5 +1,6 @@
 """Interacting-particle transformers, their optimizer rules, and how fast they reach the limit."""
 
+import importlib as _importlib
 import os as _os
 
 # Matrix products must not round differently with the batch or the place in memory, or a seed's
@@ -20,6 +21,7 @@ __all__ = [
     "AdamW",
     "Atoms",
     "BlockAdamW",
+    "BoundaryProbe",
     "Heads",
     "ParticleRun",
     "Problem",
@@ -34,3 +36,17 @@ __all__ = [
     "fit_rates",
     "train_particles",
 ]
+
+# What only torch models need is imported on first use.
+_LAZY = {"BoundaryProbe": "boundary", "boundary": "", "nn": "", "optim": ""}
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _importlib.import_module(f".{_LAZY[name] or name}", __name__)
+    return getattr(module, name) if _LAZY[name] else module
+
+
+def __dir__():
+    return sorted({*globals(), *_LAZY})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import growth, kernel, limit, limit_peers, plain, sweep, timing, training
+from benchmarks import boundary, growth, kernel, limit, limit_peers, plain, sweep, timing, training
 from benchmarks.training_peers import make_trainers
 from experiments.study import Study
 from ipslimit import Heads
@@ -86,3 +86,14 @@ def test_growth_sizes_change_one_size_at_a_time():
             changed = [a != b for a, b in zip(sizes, growth.BASE)]
             assert sum(changed) <= 1
             assert not any(c for c, n in zip(changed, growth.NAMES) if n != name)
+
+
+def test_watched_steps_are_the_plain_ones_and_centred_layers_the_same_function():
+    steps = {kind: boundary.make_step(kind, 2, 3) for kind in ("AdamW", *boundary.KINDS)}
+    losses = {kind: [step() for _ in range(3)] for kind, step in steps.items()}
+    for kind in ("probe", "probe every 10"):
+        assert losses[kind] == losses["AdamW"]
+    assert losses["SBO and probe"] == losses["SBO"] != losses["AdamW"]
+    outputs = [call() for call in boundary.make_layers(5).values()]
+    for other in outputs[1:]:
+        torch.testing.assert_close(other, outputs[0])

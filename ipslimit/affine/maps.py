@@ -1,0 +1,207 @@
+"""The affine maps z = W x + b inside a model, found by module."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from ..checks import shown
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class AffineMap:
+    """One weight, the bias that goes with it, and which inputs it has.
+
+    Attributes
+    ----------
+    name : str
+        The module's name in the model; a separate projection of `nn.MultiheadAttention` has its
+        parameter's name behind it.
+    module : nn.Module
+        The module that is called.
+    weight : Parameter
+        Its outputs are its first dimension: (outputs, ...).
+    bias : Parameter
+        beta for a `CenteredLinear`.
+    start, stop : int
+        The rows of `bias` that go with `weight`.
+    inputs : tuple of int
+        For every group of rows of the weight, the number of the module's input it multiplies: 3
+        groups (query, key, value) for a packed projection, else 1.
+    groups : int
+        Blocks of equally many outputs with inputs of their own; more than len(inputs) only for a
+        grouped convolution.
+    """
+
+    name: str
+    module: nn.Module
+    weight: nn.Parameter
+    bias: nn.Parameter
+    start: int
+    stop: int
+    inputs: tuple[int, ...] = (0,)
+    groups: int = 1
+
+    def __repr__(self) -> str:
+        return f"AffineMap({self.name}: {tuple(self.weight.shape)})"
+
+    @property
+    def key(self) -> tuple:
+        """Equal for maps that are tied: the same weight and bias, called as two modules."""
+        return (id(self.weight), id(self.bias), self.start, self.groups)
+
+    @property
+    def centred(self) -> bool:
+        """Whether the map is written z = S (x - c) + beta."""
+        return is_centred(self.module)
+
+    def blocks(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the weight's shape as (groups, outputs of a group, inputs of a group)."""
+        return tensor.reshape(self.groups, tensor.shape[0] // self.groups, -1)
+
+    def rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor of the bias's shape that goes with the weight (a view)."""
+        return tensor[self.start : self.stop]
+
+    def mean(self, means: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(groups, inputs of a group) in the weight's kind, from the means of the module's inputs,
+        each with one entry behind it."""
+        chosen = means[self.inputs[0]]
+        if len(self.inputs) > 1:
+            chosen = torch.stack([means[i] for i in self.inputs])
+        return chosen[..., :-1].reshape(self.groups, -1).to(self.weight)
+
+    def less_outer(self, weight, bias: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs)."""
+        columns = bias.reshape(self.groups, -1, 1)
+        blocks = torch.baddbmm(self.blocks(weight), columns, mean.unsqueeze(1), alpha=-1)
+        return blocks.view(weight.shape)
+
+    def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """W mu, (outputs,), for a tensor of the weight's shape and mu (groups, inputs)."""
+        return torch.bmm(self.blocks(weight), mean.unsqueeze(-1)).reshape(-1)
+
+
+def is_centred(module: nn.Module) -> bool:
+    """Whether a module declares itself z = weight (x - centre) + beta, as `CenteredLinear` does."""
+    return getattr(type(module), "centred", False)
+
+
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Names and modules, without the prefixes of `torch.compile` and `DistributedDataParallel`."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod
+        else:
+            break
+    return list(model.named_modules())
+
+
+def find_maps(
+    modules: Iterable[tuple[str, nn.Module]], exclude: Sequence[str | nn.Module] = ()
+) -> tuple[list[AffineMap], list[str]]:
+    """The affine maps among modules, and the names of those whose inputs nobody can see.
+
+    Found are `nn.Linear`, `nn.Conv1d`, `CenteredLinear` and the input projections of
+    `nn.MultiheadAttention`, each with a bias and with a plain parameter as its weight (a
+    parametrized weight, as of `weight_norm`, moves with its own parameters).
+
+    Parameters
+    ----------
+    modules : (name, module) pairs
+    exclude : patterns or modules
+        Left out with all they contain; patterns as in `fnmatch` ("*.out_proj", "decoder.*").
+
+    Returns
+    -------
+    maps : list of AffineMap
+    unseen : list of str
+        Output projections of `nn.MultiheadAttention`: it applies their weights without calling
+        them, so no hook sees what goes in.
+
+    Raises
+    ------
+    ValueError
+        If an entry of `exclude` matches nothing.
+    TypeError
+        If an entry of `exclude` is neither.
+    """
+    modules = list(modules)
+    excluded = _excluded(modules, exclude)
+    hidden = {
+        id(module.out_proj) for _, module in modules if isinstance(module, nn.MultiheadAttention)
+    }
+    maps, unseen = [], []
+    for name, module in modules:
+        if id(module) in excluded:
+            continue
+        if id(module) in hidden and not is_centred(module):
+            if module.bias is not None:
+                unseen.append(name)
+        elif id(module) not in hidden:
+            maps += _maps_of(name or type(module).__name__, module)
+    return maps, unseen
+
+
+def _excluded(modules, exclude) -> set[int]:
+    if isinstance(exclude, (str, nn.Module)):
+        exclude = (exclude,)
+    found = set()
+    for entry in exclude:
+        if isinstance(entry, nn.Module):
+            roots = [module for _, module in modules if module is entry]
+        elif isinstance(entry, str):
+            roots = [module for name, module in modules if fnmatchcase(name, entry)]
+        else:
+            raise TypeError(
+                f"exclude must hold names, patterns or modules; got {shown(entry)}. Pass e.g. "
+                "exclude=('*.out_proj',)."
+            )
+        if not roots:
+            known = shown([name for name, module in modules if _maps_of(name, module)])
+            raise ValueError(
+                f"exclude must name modules of the model; {shown(entry)} matches none. The affine "
+                f"layers are {known}."
+            )
+        found |= {id(part) for root in roots for part in root.modules()}
+    return found
+
+
+def _maps_of(name: str, module: nn.Module) -> list[AffineMap]:
+    own = module._parameters  # a parametrized weight is no parameter of its own
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention_maps(name, module)
+    if is_centred(module):
+        bias = own.get("beta")
+    elif isinstance(module, (nn.Linear, nn.Conv1d)):
+        bias = own.get("bias")
+    else:
+        return []
+    weight = own.get("weight")
+    if weight is None or bias is None or weight.is_complex():
+        return []
+    groups = getattr(module, "groups", 1)
+    return [AffineMap(name, module, weight, bias, 0, len(bias), groups=groups)]
+
+
+def _attention_maps(name: str, module: nn.MultiheadAttention) -> list[AffineMap]:
+    own = module._parameters
+    bias = own.get("in_proj_bias")
+    if bias is None:
+        return []
+    if own.get("in_proj_weight") is not None:
+        weight = own["in_proj_weight"]
+        return [AffineMap(name, module, weight, bias, 0, len(bias), (0, 1, 2), 3)]
+    width = module.embed_dim
+    maps = []
+    for i, part in enumerate(("q_proj_weight", "k_proj_weight", "v_proj_weight")):
+        if own.get(part) is not None:
+            rows = (i * width, (i + 1) * width)
+            maps.append(AffineMap(f"{name}.{part}", module, own[part], bias, *rows, (i,)))
+    return maps

@@ -1,0 +1,5 @@
+"""Diagnostics of how training moves the boundaries of affine layers."""
+
+from .probe import BoundaryProbe
+
+__all__ = ["BoundaryProbe"]

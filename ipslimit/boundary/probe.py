@@ -1,0 +1,226 @@
+"""How much of a training step moves the boundaries of affine layers, and how."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..affine import InputMeans, find_maps, named_modules
+from ..checks import require_int, shown
+from .family import NORMS, Family
+from .parts import KEY_NAMES, Parts
+
+FLUSH = 256  # steps kept on the device
+
+
+class BoundaryProbe:
+    r"""Watches the boundary b + W mu of every affine layer while an optimizer trains a model.
+
+    For z = W x + b with input mean mu (all rows of the step, over all processes), gradients g and
+    a step (dW, db), it records at every step and layer
+
+        R1 = |g_b mu^T| / |g_W|           how much of the weight gradient is boundary motion
+        R2 = |dW mu| / |db|               who moves the boundary
+        R3 = |dW mu| / |db + dW mu|       how much of its motion the weights make
+        energy = |db + dW mu|^2           of the step's boundary motion
+        bias = |b|    effective_bias = |b + W mu|      after the step
+        drift = |b + W c - (b + W c)_0|   since the first step, at the fixed c = mu of that step
+
+    with Frobenius and Euclidean norms. A key projection's bias has no gradient but rounding
+    (softmax does not see it), so the ratios mean nothing there: it is marked, and `summary` leaves
+    it out. A `CenteredLinear` is measured as the Linear it equals.
+
+    Parameters
+    ----------
+    model : nn.Module
+    optimizer : torch.optim.Optimizer
+        Any; layers whose weight or bias it does not train are not watched. Call backward before
+        `step`: a closure is refused.
+    every : int
+        Record steps 1, 1 + every, 1 + 2 every, ...; between them the inputs are not looked at.
+    keys : patterns
+        Names of key projections (`fnmatch`, on the whole name or its last part).
+    packed : patterns
+        Names of Linear layers whose outputs are queries, keys and values behind each other;
+        nn.MultiheadAttention's are known.
+    exclude : patterns or modules
+        Layers that are not watched, with all they contain.
+    process_group
+        As in `ipslimit.optim.SBOAdamW`; every process needs a probe, or False.
+
+    Attributes
+    ----------
+    layers : list of str
+    is_key : bool array (layers,)
+    steps : array of int (recorded,)
+        Steps of the optimizer that were recorded, from 1.
+    unseen : list of str
+        Output projections of nn.MultiheadAttention: they cannot be watched.
+    row_mask
+        Which rows count in mu: see `ipslimit.affine.InputMeans.row_mask`. Beside an `SBOAdamW` it
+        is that optimizer's.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On bad arguments, and where there is nothing to watch.
+
+    Notes
+    -----
+    *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927, has R1, R2, R3; energy,
+    effective bias and drift are our reading, as its full text was not to be had.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        every: int = 1,
+        keys: Sequence[str] = KEY_NAMES,
+        packed: Sequence[str] = (),
+        exclude: Sequence[str | nn.Module] = (),
+        process_group=None,
+    ):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module; got {shown(model)}.")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch optimizer; got {shown(optimizer)}. Pass the one that "
+                "trains the model."
+            )
+        self.every = require_int("every", every)
+        maps, self.unseen = find_maps(named_modules(model), exclude)
+        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        maps = [m for m in maps if m.weight in trained and m.bias in trained]
+        if not maps:
+            raise ValueError(
+                "model must have an affine layer with a bias that the optimizer trains; got none. "
+                "Pass the optimizer of this model."
+            )
+        shared = getattr(optimizer, "means", None)
+        self._shared = shared if isinstance(shared, InputMeans) else None
+        # the optimizer looks at its layers' inputs anyway
+        known = {(m.module, m.weight): m for m in self._shared.maps} if self._shared else {}
+        maps = [known.get((m.module, m.weight), m) for m in maps]
+        own = [m for m in maps if m not in known.values()]
+        self._own = InputMeans(own, process_group, beside=self._shared)
+        parts = [Parts.of(m, keys, packed) for m in maps]
+        families: dict[tuple, list[Parts]] = {}
+        for p in parts:
+            families.setdefault(p.family, []).append(p)
+        self._families = [Family(members) for members in families.values()]
+        # families of layers are measured together; what is shown is in the order of the model
+        measured = [name for family in self._families for name in family.names]
+        self.layers = [name for p in parts for name in p.names]
+        self.is_key = np.array([key for p in parts for key in p.keys])
+        self._order = [measured.index(name) for name in self.layers]
+        dtype = functools.reduce(torch.promote_types, (m.weight.dtype for m in maps), torch.float32)
+        self._kind = torch.empty(0, dtype=dtype, device=maps[0].weight.device)
+        self._step = 0
+        self._due = False
+        self._recorded: list[int] = []
+        self._fresh: list[torch.Tensor] = []
+        self._kept: list[np.ndarray] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    @property
+    def row_mask(self):
+        return self._own.row_mask
+
+    @row_mask.setter
+    def row_mask(self, mask) -> None:
+        self._own.row_mask = mask
+
+    @property
+    def steps(self) -> np.ndarray:
+        return np.array(self._recorded, dtype=int)
+
+    def remove(self) -> None:
+        """Stop watching; what was recorded stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._own.remove()
+
+    def history(self) -> dict[str, np.ndarray]:
+        """What was recorded, by name, each (recorded steps, layers) in float64.
+
+        R1, R2, R3, energy, bias, effective_bias, drift (see the class), and the norms that the
+        ratios are made of: "g_W", "g_b mu", "dW mu", "db", "db + dW mu". NaN stands for a layer
+        that had no rows or no gradient, and for a ratio 0/0.
+        """
+        self._flush()
+        values = np.concatenate([np.empty((0, len(self.layers), len(NORMS))), *self._kept])
+        norms = {name: values[..., i] for i, name in enumerate(NORMS)}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = {
+                "R1": norms["g_b mu"] / norms["g_W"],
+                "R2": norms["dW mu"] / norms["db"],
+                "R3": norms["dW mu"] / norms["db + dW mu"],
+            }
+        return ratios | {"energy": norms["db + dW mu"] ** 2} | norms
+
+    def summary(
+        self, since: int = 1, statistic: Callable[[np.ndarray], float] = np.mean
+    ) -> dict[str, float]:
+        """Some numbers for the steps from `since` on, without the key projections.
+
+        Returns
+        -------
+        dict
+            R1, R2, R3: the statistic over all defined values of steps and layers (infinite ones
+            included); energy: the sum over steps and layers; bias, effective_bias, drift: the
+            mean over layers at the last step. NaN where nothing is defined.
+        """
+        since = require_int("since", since)
+        chosen = self.steps >= since
+        history = {k: v[chosen][:, ~self.is_key] for k, v in self.history().items()}
+        found = {}
+        for name in ("R1", "R2", "R3"):
+            defined = history[name][~np.isnan(history[name])]
+            found[name] = float(statistic(defined)) if defined.size else np.nan
+        found["energy"] = float(np.nansum(history["energy"])) if chosen.any() else np.nan
+        for name in ("bias", "effective_bias", "drift"):
+            last = history[name][-1:]
+            found[name] = float(np.mean(last[~np.isnan(last)])) if last.size else np.nan
+        return found
+
+    @torch.no_grad()
+    def _before_step(self, optimizer, args, kwargs) -> None:
+        if any(a is not None and a is not optimizer for a in (*args, *kwargs.values())):
+            raise ValueError(
+                "a BoundaryProbe needs the gradients before step(); got a closure. Call "
+                "loss.backward() and then optimizer.step()."
+            )
+        self._step += 1
+        self._due = (self._step - 1) % self.every == 0
+        if not self._due:
+            return
+        means = self._own.gather()
+        if self._shared is not None:
+            means |= self._shared.gather()
+        for family in self._families:
+            family.before(means)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer, args, kwargs) -> None:
+        if self._due:
+            values = torch.cat([family.after().to(self._kind) for family in self._families])
+            self._fresh.append(values)
+            self._recorded.append(self._step)
+            if len(self._fresh) >= FLUSH:
+                self._flush()
+        self._own.reset()
+        self._own.pause(self._step % self.every != 0)
+
+    def _flush(self) -> None:
+        if self._fresh:
+            values = torch.stack(self._fresh).double().cpu().numpy()
+            self._kept.append(values[:, self._order])
+            self._fresh = []

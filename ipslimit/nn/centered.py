@@ -1,0 +1,133 @@
+"""The centered-affine layer z = S (x - c) + beta."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..checks import require_int, shown
+
+
+class CenteredLinear(nn.Module):
+    """z = S (x - c) + beta, with a centre c that gradients and optimizers leave alone.
+
+    beta is the output at the centre. With c near the mean of the inputs, an update of S turns the
+    layer's boundary about where the inputs are and does not shift it; how stable training is then
+    depends on when c is moved alone (`Recentring`, `calibrate_centres`), for moving it by
+    `recentre_` leaves the function as it is. Moved to the mean of every batch before its gradient,
+    this layer under AdamW, with decay on S only, is SBO-AdamW.
+
+    The forward pass is that of a Linear whose bias is beta - S c.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    device, dtype
+        As in nn.Linear, and so is the initialisation; c starts at 0.
+
+    Attributes
+    ----------
+    weight : Parameter (out_features, in_features)
+        S.
+    beta : Parameter (out_features,)
+    centre : buffer (in_features,)
+        c, in the units of the input.
+    bias : tensor (out_features,)
+        beta - S c, differentiable; read only. With `weight` it makes the equal nn.Linear, also
+        for code that reads both without calling the layer.
+
+    Notes
+    -----
+    The step that *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927, calls
+    for; this form of it is ours. Beta is not to be decayed: see `decay_groups`.
+    """
+
+    centred = True  # what ipslimit.affine knows it by
+
+    def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
+        super().__init__()
+        self.in_features = require_int("in_features", in_features)
+        self.out_features = require_int("out_features", out_features)
+        kind = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **kind))
+        self.beta = nn.Parameter(torch.empty(out_features, **kind))
+        self.register_buffer("centre", torch.zeros(in_features, **kind))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw S and beta as nn.Linear does, and put c to 0."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.beta, -bound, bound)
+        nn.init.zeros_(self.centre)
+
+    @property
+    def bias(self) -> torch.Tensor:
+        kind = self.weight.device.type
+        if torch.is_autocast_enabled(kind):
+            # beta and S c may be large and cancel: not in half precision
+            with torch.autocast(kind, enabled=False):
+                return torch.addmv(self.beta, self.weight, self.centre, alpha=-1)
+        return torch.addmv(self.beta, self.weight, self.centre, alpha=-1)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return F.linear(input, self.weight, self.bias)
+
+    @torch.no_grad()
+    def recentre_(self, centre: torch.Tensor) -> CenteredLinear:
+        """Move c and leave the function as it is: beta += S (c' - c). Optimizer state stays.
+
+        Raises
+        ------
+        ValueError
+            If `centre` is not (in_features,).
+        """
+        if not isinstance(centre, torch.Tensor) or centre.shape != self.centre.shape:
+            raise ValueError(
+                f"centre must be a tensor ({self.in_features},); got "
+                f"{shown(getattr(centre, 'shape', centre))}. Pass the mean of the inputs over rows."
+            )
+        centre = centre.to(self.centre)
+        self.beta.addmv_(self.weight, centre - self.centre)
+        self.centre.copy_(centre)
+        return self
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> CenteredLinear:
+        """The same function, bit by bit, with c = 0.
+
+        The parameters are the Linear's own: its weight is S and its bias is beta, so an optimizer
+        that has them keeps them.
+
+        Raises
+        ------
+        TypeError
+            If it is no nn.Linear.
+        ValueError
+            If it has no bias.
+        """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be an nn.Linear; got {type(linear).__name__}.")
+        if linear.bias is None:
+            raise ValueError("linear must have a bias; got bias=False. Leave it as it is.")
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.in_features, layer.out_features = linear.in_features, linear.out_features
+        layer.weight, layer.beta = linear.weight, linear.bias
+        layer.register_buffer("centre", torch.zeros_like(linear.weight[0], requires_grad=False))
+        layer.train(linear.training)
+        return layer
+
+    def to_linear(self) -> nn.Linear:
+        """The same function, bit by bit. The weight is shared; the bias is a new parameter."""
+        linear = nn.Linear(self.in_features, self.out_features, device="meta")
+        linear.weight = self.weight
+        linear.bias = nn.Parameter(self.bias.detach().clone(), self.beta.requires_grad)
+        return linear.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -1,0 +1,96 @@
+"""Whole models between nn.Linear and CenteredLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from ..affine.maps import find_maps, named_modules
+from ..checks import require_real
+from .centered import CenteredLinear
+
+
+def center_linears(model: nn.Module, exclude: Sequence[str | nn.Module] = ()) -> nn.Module:
+    """Replace every nn.Linear with a bias by the equal `CenteredLinear`, in place.
+
+    Parameters stay the same objects, so an optimizer that has them keeps them. Output projections
+    of `nn.MultiheadAttention`, whose inputs nobody sees, and subclasses of nn.Linear stay. Modules
+    tied in weight and bias become one module.
+
+    Parameters
+    ----------
+    model : nn.Module
+    exclude : patterns or modules
+        What stays, with all it contains ("decoder.*", model.head).
+
+    Returns
+    -------
+    The model; a new module if the model is an nn.Linear itself.
+
+    Raises
+    ------
+    ValueError
+        If an entry of `exclude` matches nothing, or layers share a bias but not their weight.
+    """
+    maps, _ = find_maps(named_modules(model), exclude)
+    linears = {m.module for m in maps if type(m.module) is nn.Linear}
+    tied: dict[nn.Parameter, CenteredLinear] = {}
+    for m in maps:
+        if m.module in linears:
+            layer = tied.setdefault(m.bias, CenteredLinear.from_linear(m.module))
+            if layer.weight is not m.weight:
+                raise ValueError(
+                    f"{m.name} shares its bias with a layer of another weight: one beta cannot "
+                    "belong to two centres. Exclude one of them."
+                )
+    return _replaced(model, lambda old: tied[old.bias] if old in linears else None)
+
+
+def restore_linears(model: nn.Module) -> nn.Module:
+    """Replace every `CenteredLinear` by the equal nn.Linear, in place.
+
+    Biases are new parameters: make the optimizer anew.
+
+    Returns
+    -------
+    The model; a new module if the model is a `CenteredLinear` itself.
+    """
+    made: dict[CenteredLinear, nn.Linear] = {}
+
+    def replacement(old: nn.Module) -> nn.Module | None:
+        if not isinstance(old, CenteredLinear):
+            return None
+        if old not in made:
+            made[old] = old.to_linear()
+        return made[old]
+
+    return _replaced(model, replacement)
+
+
+def _replaced(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    new = replacement(model)
+    if new is not None:
+        return new
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            new = None if child is None else replacement(child)
+            if new is not None:
+                setattr(parent, name, new)
+    return model
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Param groups for any torch optimizer: weight decay on all parameters but the betas.
+
+    beta is the output at the centre, no weight: decaying it would pull the boundary to where the
+    centre is. `ipslimit.optim.SBOAdamW` leaves it undecayed by itself.
+    """
+    weight_decay = require_real("weight_decay", weight_decay, 0.0)
+    betas = dict.fromkeys(m.beta for m in model.modules() if isinstance(m, CenteredLinear))
+    others = [p for p in model.parameters() if p not in betas]
+    groups = [
+        {"params": others, "weight_decay": weight_decay},
+        {"params": list(betas), "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,330 @@
+"""SBO-AdamW: shape and boundary of every affine layer, each with an Adam of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.optim.adamw import adamw
+
+from ..affine import AffineMap, InputMeans
+from ..checks import shown
+from .groups import as_groups, check_options, find, modules_of, refuse_sparse, with_params
+
+
+class SBOAdamW(torch.optim.Optimizer):
+    r"""AdamW whose weight updates do not move the boundary of affine layers.
+
+    For z = W x + b with input mean c, the gradient in the shape of the layer (the weight at fixed
+    mean output beta = b + W c) and the update are
+
+        g_S = g_W - g_b c^T        u_S = Adam(g_S)        u_b = Adam(g_b)
+        dW = -lr u_S - lr wd W     db = -lr u_b - dW c    so that    db + dW c = -lr u_b
+
+    where c is the mean over all rows that entered the layer in the passes whose gradients were
+    accumulated (over all processes, with `torch.distributed`). Everything else is trained by
+    AdamW: layers without bias, other modules, a weight whose bias is frozen. Biases of affine
+    layers, and beta of a `CenteredLinear`, are never decayed.
+
+    Affine layers are `nn.Linear`, `nn.Conv1d` (the rows are its windows) and the packed or
+    separate input projections of `nn.MultiheadAttention`. Its output projection is refused by
+    name, for it is applied without being called, so nobody sees its input: exclude it.
+
+    Parameters
+    ----------
+    model : nn.Module, or list of dicts
+        A dict is a param group: it has "modules", a module or a list of modules all of whose
+        parameters it takes, or "params" (trained by AdamW alone), and options of its own.
+        `DistributedDataParallel` and compiled models are looked into.
+    lr : float >= 0
+    betas : (float, float), each in [0, 1)
+    eps : float >= 0
+    weight_decay : float >= 0
+    centre : {"batch", "ema", "fixed"}
+        c: the mean of the step's rows (the paper's choice); an exponential average of those
+        means, the step's included; or the mean of the first step, or of `calibrate`, for good.
+    centre_decay : float in [0, 1)
+        c <- centre_decay c + (1 - centre_decay) mean for "ema"; the first mean is taken whole.
+    maximize : bool
+    foreach : bool or None
+        As in torch.optim.AdamW: None uses the foreach path where torch thinks it faster.
+    exclude : patterns or modules
+        Affine layers to be trained by AdamW, with all they contain ("*.out_proj", model.head).
+    process_group : torch process group, None or False
+        Where rows are added up; None is the default group if there is one, False is none (for
+        processes that train models of their own).
+
+    Attributes
+    ----------
+    maps : list of AffineMap
+        What is trained as an affine layer.
+    row_mask : bool tensor, function or None
+        Which rows count in the means, so that padding does not: see `InputMeans.row_mask`.
+    means : InputMeans
+        The hooks that see the inputs. They go when the optimizer does, or with `means.remove()`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On bad arguments, and on output projections of `nn.MultiheadAttention` with a bias that
+        are not excluded.
+    RuntimeError
+        By `step`, where a layer has a gradient but none of its inputs was seen: its weight was
+        used without calling it, or the model was compiled and run before the optimizer was made.
+
+    Notes
+    -----
+    *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927; our reading, as its
+    full text was not to be had. "ema" and "fixed" are ours.
+
+    State of every parameter p, all but `step` of p's shape: `step`, `exp_avg` (scales with the
+    gradient, so like 1/a when p is rescaled to a p), `exp_avg_sq` (like 1/a^2). The weight of an
+    affine layer with a stored centre ("ema", "fixed") has `centre` too, in the units of the
+    layer's input, of shape (groups, inputs of a group): one group, 3 for a packed projection, or
+    those of a convolution. A weight tied to several biases has `centre_1`, `centre_2`, ... for
+    the others, in the order of `maps`.
+
+    A layer that received no rows and no gradient in a step (all zeros, after
+    `zero_grad(set_to_none=False)`) is left alone where it has no stored centre.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[dict],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        centre: str = "batch",
+        *,
+        centre_decay: float = 0.99,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        exclude: Sequence[str | nn.Module] = (),
+        process_group=None,
+    ):
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "centre": centre,
+            "centre_decay": centre_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+        }
+        check_options(defaults)
+        groups = [{"modules": model}] if isinstance(model, nn.Module) else as_groups(model)
+        self.means = InputMeans(process_group=process_group)
+        self._undecayed: set[nn.Parameter] = set()
+        self._distinct: dict[AffineMap, str] = {}  # one of each set of tied maps: its centre's name
+        found = find([m for group in groups for m in modules_of(group)], exclude)
+        super().__init__([with_params(group) for group in groups], defaults)
+        self._adopt(found)
+
+    def add_param_group(self, param_group: dict, exclude: Sequence[str | nn.Module] = ()) -> None:
+        """Add a group with "modules" or "params" (see the class); `exclude` is for its modules."""
+        if not isinstance(param_group, dict):
+            raise TypeError(
+                f"param_group must be a dict; got {shown(param_group)}. Pass e.g. "
+                "{'modules': model.head, 'lr': 1e-4}."
+            )
+        check_options(self.defaults | param_group)
+        if "modules" not in param_group:
+            super().add_param_group(param_group)
+            return
+        modules = modules_of(param_group)
+        found = find(modules, exclude)
+        super().add_param_group(with_params(param_group))
+        self._adopt(found)
+
+    @property
+    def maps(self) -> list[AffineMap]:
+        return self.means.maps
+
+    @property
+    def row_mask(self):
+        return self.means.row_mask
+
+    @row_mask.setter
+    def row_mask(self, mask) -> None:
+        self.means.row_mask = mask
+
+    def _adopt(self, maps: list[AffineMap]) -> None:
+        """Take maps under this optimizer's rule."""
+        ours = [m for m in maps if not m.centred]
+        for i, m in enumerate(ours):
+            for other in self.maps + ours[:i]:
+                overlap = m.start < other.stop and other.start < m.stop
+                if m.bias is other.bias and overlap and m.key != other.key:
+                    raise ValueError(
+                        f"{other.name} and {m.name} share a bias {tuple(m.bias.shape)} but not "
+                        "their weight: one bias cannot make up for two weights. Exclude one of "
+                        "them."
+                    )
+        self.means.add(ours)
+        self._undecayed |= {m.bias for m in maps}
+        known = {m.key for m in self._distinct}
+        for m in ours:
+            if m.key not in known:
+                known.add(m.key)
+                place = sum(other.weight is m.weight for other in self._distinct)
+                self._distinct[m] = f"centre_{place}" if place else "centre"
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step; `closure`, if given, reevaluates the model and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            refuse_sparse(group["params"])
+        moving, skipped = self._moving()
+        gradients = {}
+        for m, centre in moving:
+            shape = gradients.get(m.weight, m.weight.grad)
+            gradients[m.weight] = m.less_outer(shape, m.rows(m.bias.grad), centre)
+        before = {weight: weight.clone() for weight in gradients}
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None and p not in skipped]
+            kept = [p for p in params if p in self._undecayed]
+            decayed = [p for p in params if p not in self._undecayed]
+            self._adamw(group, kept, 0.0, gradients)
+            self._adamw(group, decayed, group["weight_decay"], gradients)
+        for m, centre in moving:
+            m.rows(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
+        self.means.reset()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, and the rows that were seen with them."""
+        super().zero_grad(set_to_none)
+        self.means.reset()
+
+    @contextlib.contextmanager
+    def calibrate(self):
+        """Set the stored centres ("ema", "fixed") to the means over forward passes made inside.
+
+            with optimizer.calibrate(), torch.no_grad():
+                for batch in batches:
+                    model(batch)
+
+        Every forward pass counts, with or without gradient; gradients are not touched.
+
+        Raises
+        ------
+        RuntimeError
+            If a layer with a stored centre saw no rows.
+        """
+        if all(group["centre"] == "batch" for group in self.param_groups):
+            raise ValueError(
+                "calibrate() sets stored centres, and every group has centre='batch'. Use "
+                "centre='fixed' or 'ema'."
+            )
+        with self.means.counting_everything():
+            yield
+        means = self.means.gather()
+        self.means.reset()
+        options = self._options()
+        for m, name in self._distinct.items():
+            if options[m.weight]["centre"] == "batch":
+                continue
+            if means[m] is None:
+                raise RuntimeError(
+                    f"calibrate() saw no input of {m.name}. Call the model inside the with "
+                    "block, or exclude the layer."
+                )
+            self._state_of(m.weight)[name] = means[m].clone()
+
+    def _moving(self) -> tuple[list, set]:
+        """The maps whose weight and bias move together, with their centres.
+
+        Returns
+        -------
+        moving : list of (map, centre)
+        skipped : set of parameters of layers that no row entered
+        """
+        options = self._options()
+        means = self.means.gather()
+        live = {
+            m: means[m]
+            for m in self._distinct
+            if m.weight.grad is not None and m.bias.grad is not None
+        }
+        for m, mean in live.items():
+            if mean is None and (bool(m.weight.grad.any()) or bool(m.bias.grad.any())):
+                raise RuntimeError(
+                    f"{m.name} has a gradient, but none of the inputs it came from was seen: its "
+                    "weight is used without calling the module, the gradient was not made by "
+                    "backward(), or the model was compiled and run before the optimizer was "
+                    "made. Exclude the layer, or make the optimizer first."
+                )
+        moving, skipped = [], set()
+        for m, mean in live.items():
+            centre = self._centre(m, mean, options[m.weight])
+            if centre is None:
+                skipped |= {m.weight, m.bias}
+            else:
+                moving.append((m, centre))
+        return moving, skipped
+
+    def _centre(self, m: AffineMap, mean: torch.Tensor | None, group: dict):
+        """c of this step, and the stored one brought up to date; None if there is none."""
+        if group["centre"] == "batch":
+            return mean
+        state = self._state_of(m.weight)
+        name = self._distinct[m]
+        if name not in state:
+            if mean is None:
+                return None
+            state[name] = mean.clone()
+        elif group["centre"] == "ema" and mean is not None:
+            state[name].lerp_(mean, 1.0 - group["centre_decay"])
+        return state[name]
+
+    def _options(self) -> dict[nn.Parameter, dict]:
+        return {p: group for group in self.param_groups for p in group["params"]}
+
+    def _state_of(self, p: nn.Parameter) -> dict:
+        state = self.state[p]
+        if "exp_avg" not in state:
+            state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state
+
+    def _adamw(self, group: dict, params: list, weight_decay: float, gradients: dict) -> None:
+        """AdamW on some parameters of a group; `gradients` replaces some of their own."""
+        if not params:
+            return
+        states = [self._state_of(p) for p in params]
+        adamw(
+            params,
+            [gradients.get(p, p.grad) for p in params],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=group["foreach"],
+            has_complex=any(p.is_complex() for p in params),
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=weight_decay,
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+
+    def __getstate__(self):
+        own = ("means", "_undecayed", "_distinct")
+        return super().__getstate__() | {name: self.__dict__[name] for name in own}
+
+    def __setstate__(self, state) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name in ("centre", "centre_decay", "maximize", "foreach"):
+                group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
