@@ -122,6 +122,11 @@ class SAGGS(Optimizer):
     def defaults(self) -> dict:
         return self.optimizer.defaults
 
+    @property
+    def state_exponents(self) -> dict[str, int]:
+        """How the states scale with their parameter's factor; `balance` and `rescale_pair` look."""
+        return dict(self._exponents)
+
     def balance(self) -> list[Balanced]:
         """Balance now: parameters, state and gradients. `step` does it when it is due."""
         refuse_settings(self.optimizer, self.pairs)

@@ -63,8 +63,8 @@ def rescale_pair(
     Raises
     ------
     TypeError, ValueError
-        For a scale that is not positive or overflows, and for optimizers `SAGGS` would refuse.
-        Nothing has been changed then.
+        For a scale that is not positive or leaves the range of the dtype, and for optimizers that
+        `SAGGS` refuses. Nothing has been changed then.
 
     Notes
     -----
@@ -74,12 +74,13 @@ def rescale_pair(
     scale = require_real("scale", scale, 0.0, include_low=False)
     exponents = _checked([pair], optimizer, state_exponents)
     for tensor, factor in _factors(pair, scale, optimizer, exponents):
-        largest = float(tensor.abs().amax())
-        if math.isfinite(largest) and largest * factor > torch.finfo(tensor.dtype).max:
+        largest, limits = float(tensor.abs().amax()), torch.finfo(tensor.dtype)
+        fits = all(limits.tiny <= x <= limits.max for x in (factor, largest * factor))
+        if largest and math.isfinite(largest) and not fits:
             raise ValueError(
-                f"scale must keep every entry finite; {scale:g} takes one of "
-                f"{pair.name or 'the pair'} from {largest:.3g} beyond the range of "
-                f"{tensor.dtype}. Use a scale nearer to 1."
+                f"scale must keep {pair.name or 'the pair'} in the range of {tensor.dtype}; "
+                f"{scale:g} multiplies entries of size {largest:.3g} by {factor:.3g}. Use a scale "
+                "nearer to 1."
             )
     rescale(pair, scale, optimizer, exponents)
 
@@ -175,8 +176,7 @@ def _factors(pair: Pair, scale: float, optimizer: Optimizer | None, exponents: M
 
 def _power(scale: float, n: int) -> float:
     """scale^n, exactly proportional under powers of two, which a library's pow need not be."""
-    power = math.prod([scale] * abs(n))
-    return power if n > 0 else 1.0 / power
+    return math.prod([scale if n > 0 else 1.0 / scale] * abs(n))
 
 
 def _checked(
