@@ -32,7 +32,8 @@ class GroupedAttention(nn.Module):
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(z.transpose(1, 2).flatten(-2))
 
 

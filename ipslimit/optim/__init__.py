@@ -1,6 +1,6 @@
 """Optimizers for any torch model, by the conventions of torch.optim."""
 
-from .find import find_pairs, verify_pairs
+from .find import FoundPairs, find_pairs, verify_pairs
 from .pairs import Pair, Part, Side
 from .saggs import SAGGS
 from .sbo import SBOAdamW
@@ -9,6 +9,7 @@ from .transport import Balanced, balance, rescale_pair
 __all__ = [
     "SAGGS",
     "Balanced",
+    "FoundPairs",
     "Pair",
     "Part",
     "SBOAdamW",
