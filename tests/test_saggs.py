@@ -526,3 +526,25 @@ def test_damaged_state_is_named():
     state["saggs"]["steps"] = -1
     with pytest.raises(ValueError, match=r"steps.* must be at least 0"):
         optimizer.load_state_dict(state)
+
+
+class SeesInputs(torch.optim.AdamW):
+    """Remembers which inputs it was told about."""
+
+    def rescale_input(self, weight, columns, factor):
+        self.told = [*getattr(self, "told", []), (weight, columns, factor)]
+
+
+def test_an_optimizer_that_looks_at_inputs_is_told_of_their_scale():
+    model = block()
+    inner = SeesInputs(model.parameters())
+    pairs = find_pairs(model, "head")
+    scales = {b.name: b.scale for b in SAGGS(inner, pairs).balance()}
+    fed = [pair for pair in pairs if pair.feeds]
+    assert len(inner.told) == len(fed) == 3  # two value heads and the MLP; no query or key
+    for pair, (weight, _, factor) in zip(fed, inner.told, strict=True):
+        assert weight is pair.second.matrix.parameter and factor == scales[pair.name]
+    assert [columns for _, columns, _ in inner.told] == [slice(0, 8), slice(8, 16), slice(None)]
+    by_hand = [((model.mlp.up_proj.weight, None), (model.mlp.down_proj.weight, None))]
+    with pytest.raises(ValueError, match=r"feeds must be told; SeesInputs .*pairs\[0\]"):
+        SAGGS(inner, by_hand)

@@ -125,8 +125,9 @@ class Decoder(nn.Module):
 
 def rotation(length: int, head: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin (N, head / 2) of rotary positions (Su et al., arXiv:2104.09864)."""
-    frequency = 10000.0 ** (-torch.arange(0, head, 2, device=like.device) / head)
-    angle = torch.arange(length, device=like.device)[:, None] * frequency
+    look = {"dtype": torch.float64, "device": like.device}
+    frequency = 10000.0 ** (-torch.arange(0, head, 2, **look) / head)
+    angle = torch.arange(length, **look)[:, None] * frequency
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 

@@ -64,7 +64,7 @@ _NOT_TEXT = ("file:", "image:", "category:", "media:")
 
 def plain_text(markup: str) -> str:
     """The running text of wiki markup: no templates, tables, references, files or categories."""
-    text = _DROPPED.sub("", html.unescape(markup))
+    text = _DROPPED.sub("", markup)
     for pattern in (_TEMPLATE, _TABLE):  # innermost first, until none is left
         count = 1
         while count:
@@ -73,7 +73,7 @@ def plain_text(markup: str) -> str:
     while count:
         text, count = _INNER_LINK.subn(_shown, text)
     text = _TAG.sub("", _OUTER_LINK.sub(r"\1", text))
-    text = re.sub(r"'{2,}", "", text)
+    text = re.sub(r"'{2,}", "", html.unescape(text))  # what is escaped is text, not markup
     text = re.sub(r"^=+\s*(.*?)\s*=+\s*$", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"^[*#:;|!{}\s]+", "", text, flags=re.MULTILINE)  # also empty lines
     return re.sub(r"[ \t]+", " ", text).strip()

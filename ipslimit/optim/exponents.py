@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.optim import Optimizer
@@ -72,14 +72,32 @@ def exponents_of(optimizer: Optimizer, declared: Mapping[str, int] | None) -> di
     )
 
 
+def rescales_inputs(optimizer: Optimizer) -> Callable | None:
+    """The optimizer's method rescale_input(weight, columns, factor), if it looks at inputs.
+
+    An optimizer that keeps what it saw of the inputs of a weight (their means, say) has it, and is
+    told when those columns of the input have been multiplied by the factor.
+    """
+    return getattr(getattr(optimizer, "optimizer", optimizer), "rescale_input", None)
+
+
 def refuse_settings(optimizer: Optimizer, pairs: list[Pair]) -> None:
     """Refuse parameter groups whose update does not go with rescaled parameters.
 
     Raises
     ------
     ValueError
-        Naming the setting: coupled weight decay with moments, differentiable.
+        Naming the setting: coupled weight decay with moments, differentiable; and the pair, if it
+        does not say what an optimizer that looks at inputs has to know.
     """
+    unsaid = next((pair for pair in pairs if pair.feeds is None), None)
+    if unsaid is not None and rescales_inputs(optimizer) is not None:
+        raise ValueError(
+            f"feeds must be told; {type(optimizer).__name__} keeps means of what enters a matrix, "
+            f"and {unsaid.name or 'a pair'} does not say whether its first matrix feeds the "
+            "second. Use find_pairs(model), or Pair(Side(...), Side(...), feeds=True) for value "
+            "and output or an MLP, feeds=False for query and key."
+        )
     owners = {id(part.parameter): pair for pair in pairs for part in pair.parts}
     for number, group in enumerate(optimizer.param_groups):
         pair = next((owners[id(p)] for p in group["params"] if id(p) in owners), None)
