@@ -172,6 +172,20 @@ class OtherAttention(nn.MultiheadAttention):
         return x
 
 
+def renamed():
+    model = GroupedAttention(kv_heads=4)
+    for new, old in zip(("query", "key", "value", "out"), "qkvo", strict=True):
+        setattr(model, new, getattr(model, f"{old}_proj"))
+        delattr(model, f"{old}_proj")
+    del model.head_dim
+    model.heads = 4
+    return model
+
+
+def test_heads_are_seen_by_their_size_or_their_number():
+    assert len(find_pairs(renamed(), "head")) == 8
+
+
 def headless():
     model = GroupedAttention()
     del model.head_dim
@@ -205,7 +219,7 @@ REFUSED = {
     "another forward": (
         lambda: OtherAttention(16, 4), "matrix", "OtherAttention overrides the forward",
     ),
-    "unknown heads": (headless, "head", "head_dim, which pairs per head need, cannot be seen"),
+    "unknown heads": (headless, "head", "size of its heads .* cannot be seen"),
     "broken heads": (
         lambda: GroupedAttention(heads=3, kv_heads=2), "head", "are no whole heads of 4",
     ),

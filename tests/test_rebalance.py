@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("tokenizers")
@@ -19,7 +18,7 @@ pytest.importorskip("tokenizers")
 from experiments.cli import main
 from experiments.rebalance.arms import ARMS, BASE, Treatment
 from experiments.rebalance.cells import Cells, cell_path, checkpoint_path
-from experiments.rebalance.report import Report, check_lines, shown_gap, t_interval, table
+from experiments.rebalance.report import Report, check_lines, shown_gap, table
 from experiments.rebalance.study import RebalanceStudy
 from experiments.rebalance.training import Recipe
 from experiments.study import StudyError
@@ -160,7 +159,6 @@ def test_diverged_runs_are_counted_and_left_out():
     report = report_of([(100.0, 101.0), (90.0, 93.0), (80.0, 85.0)], diverged=(1,))
     gap = report.find("classic", "rescaled")
     assert gap.diverged == 1 and gap.gaps[1] is None and gap.mean == pytest.approx(3.0)
-    assert gap.interval is None
     assert "(1 diverged)" in table(report, {"classic": 1000})
     lost = report_of([(100.0, 101.0)], diverged=(0,))
     assert lost.find("classic", "rescaled").mean is None
@@ -176,11 +174,6 @@ def test_figures_outside_their_window_are_told():
         assert check.inside is expected
     assert "OUTSIDE" in check_lines(outside) and "OUTSIDE" not in check_lines(inside)
     assert "+3.78 ± 0.42" in table(inside, {"classic": 1000})
-
-
-def test_no_interval_from_fewer_than_three_seeds():
-    assert t_interval(np.array([1.0, 2.0])) is None
-    assert t_interval(np.array([2.0, 2.0, 2.0])) == (2.0, 2.0)
 
 
 def test_the_command_writes_its_files(ran, tmp_path, capsys):

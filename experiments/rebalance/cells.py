@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import functools
-import multiprocessing.connection
-import os
-import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from ..store import DamagedFile, prepare_folder, read_blob, read_cell, write_blob, write_cell
 from ..study import StudyError, digest
+from ..workers import run_all
 from .arms import ARMS, BASE, BY_NAME, run_arm
 from .corpus import Tokens, load_tokens, read_text, token_key, tokenize, windows
 from .study import RebalanceStudy
@@ -68,19 +62,23 @@ class Cells:
             dynamic_ncols=True,
         )  # fmt: skip
 
-        def finished(cell: Cell, content: dict) -> None:
-            done[cell] = content
-            bar.update(self._steps(cell))
-
-        job = functools.partial(run_cell, self.study, self.folder, self.key, self.tokens_key)
         with bar:
-            if missing and workers == 1:
-                with one_thread():
-                    for cell in missing:
-                        finished(cell, job(cell))
-            elif missing:
-                _share(job, missing, workers, finished)
+            for bases in (True, False):  # all else starts from the checkpoints
+                part = [cell for cell in missing if (cell[2] == BASE.name) is bases]
+                for cell, content in self._compute(part, workers):
+                    done[cell] = content
+                    bar.update(self._steps(cell))
         return {cell: done[cell] for cell in cells}
+
+    def _compute(self, cells: list[Cell], workers: int) -> Iterator[tuple[Cell, dict]]:
+        shared = (self.study, self.folder, self.key, self.tokens_key)
+        try:
+            yield from run_all(run_cell, {cell: (*shared, cell) for cell in cells}, workers)
+        except BrokenProcessPool:
+            raise StudyError(
+                "a worker process died (out of memory, or killed); finished runs are kept. Run the "
+                "same command again to resume, with fewer --workers if memory was short."
+            ) from None
 
     def _again_without_checkpoint(self, missing: list[Cell], done: dict[Cell, dict]) -> None:
         """A base whose checkpoint is lost is run again, if something still has to start from it."""
@@ -165,65 +163,3 @@ def _refuse_short(tokens: Tokens, context: int) -> None:
                 f"{name.replace('_', '-')} part has {count} tokens. Give a longer text or a "
                 "smaller --context."
             )
-
-
-@contextlib.contextmanager
-def one_thread():
-    """A sum over several threads is rounded differently."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _share(job: Callable, missing: list[Cell], workers: int, finished: Callable) -> None:
-    """Bases first; what starts from a checkpoint as soon as it is there."""
-    waiting = {cell[:2]: [c for c in missing if c[:2] == cell[:2]] for cell in missing}
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _become_worker
-    )
-    try:
-        running = {}
-
-        def submit(cells: list[Cell]) -> None:
-            running.update({pool.submit(job, cell): cell for cell in cells})
-
-        for group, cells in waiting.items():
-            bases = [cell for cell in cells if cell[2] == BASE.name]
-            submit(bases or cells)
-            waiting[group] = [cell for cell in cells if cell not in bases] if bases else []
-        while running:
-            ready, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
-            for future in ready:
-                cell = running.pop(future)
-                finished(cell, future.result())
-                if cell[2] == BASE.name:
-                    submit(waiting[cell[:2]])
-    except BrokenProcessPool:
-        raise StudyError(
-            "a worker process died (out of memory, or killed); finished runs are kept. Run the "
-            "same command again to resume, with fewer --workers if memory was short."
-        ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _become_worker() -> None:
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the keyboard ends it without a traceback
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A pool whose process was killed would leave its workers waiting for ever."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)

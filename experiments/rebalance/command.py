@@ -14,8 +14,9 @@ from ipslimit.checks import require_int
 from ..store import prepare_folder, replacing, write_csv, write_json
 from ..study import Flat
 from ..sweep import finite
+from ..workers import processors
 from .arms import BY_NAME
-from .cells import Cells, available_cores
+from .cells import Cells
 from .model import make_decoder
 from .report import Report, check_lines, table
 from .study import RebalanceStudy
@@ -47,7 +48,7 @@ class RebalanceCommand:
 
     def run(self) -> None:
         cells = Cells(self.study, self.out / "cells", self.cache)
-        done = cells.run(self.workers or available_cores())
+        done = cells.run(self.workers or processors())
         report = Report(self.study, done)
         parameters = {
             variant: sum(p.numel() for p in make_decoder(self.study.shape(variant), 0).parameters())

@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import stats
 
+from ..intervals import over_seeds
 from .arms import ARMS, BASE, BY_NAME, Arm
 from .cells import Cell
 from .study import RebalanceStudy
@@ -18,15 +18,14 @@ from .study import RebalanceStudy
 PAPER = {"rescaled": "+3.78 ± 0.42", "rescaled-hard": "within 0.02"}
 PAPER_PARAMETERS = "123.8M"
 FIRST_STEPS = 10
-CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
     """Perplexity of an arm minus that of a reference, seed by seed.
 
-    mean and interval (Student's t over the seeds that did not diverge) are None without enough of
-    them.
+    mean and interval (95 %, Student's t over the seeds that did not diverge) are None without
+    enough of them.
     """
 
     variant: str
@@ -78,16 +77,15 @@ class Report:
         seeds = range(self.study.seeds)
         own = np.array([self.perplexity(variant, seed, arm.name) for seed in seeds])
         other = np.array([self.perplexity(variant, seed, against) for seed in seeds])
-        gaps = own - other
-        kept = gaps[np.isfinite(gaps)]
+        estimate = over_seeds(own - other)
         return Gap(
             variant,
             arm.name,
             against,
             float(own[np.isfinite(own)].mean()) if np.isfinite(own).any() else None,
-            tuple(float(gap) if math.isfinite(gap) else None for gap in gaps),
-            float(kept.mean()) if len(kept) else None,
-            t_interval(kept),
+            tuple(gap if math.isfinite(gap) else None for gap in estimate.values),
+            estimate.mean if math.isfinite(estimate.mean) else None,
+            None if estimate.low is None else (estimate.low, estimate.high),
             int(np.isnan(own).sum()),
         )
 
@@ -150,14 +148,6 @@ class Report:
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "timing": self.timings(),
         }
-
-
-def t_interval(values: np.ndarray) -> tuple[float, float] | None:
-    """95 % interval of the mean; None for fewer than three values."""
-    if len(values) < 3:
-        return None
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values)
-    return float(values.mean() - half), float(values.mean() + half)
 
 
 def table(report: Report, parameters: dict[str, int]) -> str:

@@ -32,13 +32,16 @@ def find_pairs(
 ) -> FoundPairs:
     """The symmetry pairs of a model, for `SAGGS`.
 
-    Found are (query, bias | key, bias) and (value, bias | output) of nn.MultiheadAttention and of
-    modules with q_proj, k_proj, v_proj and o_proj (grouped queries too: all query heads of a group
-    with their key head); (in, bias | out) of the MLP in nn.TransformerEncoderLayer, DecoderLayer,
-    of nn.Sequential and of modules with up_proj and down_proj (or fc1 and fc2, linear1 and
-    linear2), if their activation is homogeneous; (up, bias | down) of gated MLPs with gate_proj;
-    and what a module declares itself with a method symmetry_pairs(name, per), which returns
-    {"qk": [Pair, ...] or the reason why there is none, ...}.
+    Found are
+
+    - (query, bias | key, bias) and (value, bias | output) of nn.MultiheadAttention, and of modules
+      with q_proj, k_proj, v_proj and o_proj or out_proj, or query, key, value and out; of grouped
+      queries, all query heads of a group go with their key head;
+    - (in, bias | out) of the MLP in nn.TransformerEncoderLayer and DecoderLayer, in nn.Sequential,
+      and of modules with up_proj and down_proj, fc1 and fc2, or linear1 and linear2, if their
+      activation is homogeneous; (up, bias | down) of gated MLPs, which have gate_proj too;
+    - what a module declares itself by a method symmetry_pairs(name, per), which returns
+      {"qk": [Pair, ...] or the reason why there is none, ...}.
 
     What lies inside a module's forward pass cannot be seen from here: `verify_pairs` shows on
     example inputs that the pairs found are symmetries.

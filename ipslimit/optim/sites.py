@@ -21,6 +21,12 @@ Found = dict[str, "Callable[[], list[Pair]] | str"]
 
 _NORMS = {"qk": ("q_norm", "k_norm", "query_norm", "key_norm"), "vo": ("v_norm", "value_norm")}
 _ACTIVATIONS = ("act", "act_fn", "activation", "activation_fn")
+_PROJECTIONS = (
+    ("q_proj", "k_proj", "v_proj", "o_proj"),
+    ("q_proj", "k_proj", "v_proj", "out_proj"),
+    ("query", "key", "value", "out"),
+)
+_HEADS = ("num_heads", "n_heads", "heads")
 _PLAIN_MLPS = (("up_proj", "down_proj"), ("fc1", "fc2"), ("linear1", "linear2"))
 
 
@@ -107,12 +113,14 @@ def plain_mlp(module: nn.Module, name: str, per: str) -> Found | None:
 
 
 def projected_attention(module: nn.Module, name: str, per: str) -> Found | None:
-    """q_proj, k_proj, v_proj and o_proj (or out_proj), with fewer key heads than query heads or as
-    many; head_dim tells the size of a head. Rotary positions commute with a scale."""
-    last = next((n for n in ("o_proj", "out_proj") if hasattr(module, n)), None)
-    if last is None or not _has(module, "q_proj", "k_proj", "v_proj", last):
+    """Four projections by their usual names, with fewer key heads than query heads or as many.
+
+    head_dim, or the number of heads, tells the size of a head. Rotary positions commute with a
+    scale.
+    """
+    names = next((names for names in _PROJECTIONS if _has(module, *names)), None)
+    if names is None:
         return None
-    names = ("q_proj", "k_proj", "v_proj", last)
     strange = _strangers(module, (*names, *_NORMS["qk"], *_NORMS["vo"]))
     if strange:
         return {"qk": strange, "vo": strange}
@@ -200,8 +208,11 @@ def _norm_between(module: nn.Module, kind: str) -> str:
 
 def _key_heads(module: nn.Module, query: int, key: int, value: int) -> int:
     head = getattr(module, "head_dim", None)
+    if head is None:
+        count = next((getattr(module, n) for n in _HEADS if hasattr(module, n)), None)
+        head = query // count if isinstance(count, int) and count > 0 else None
     if not isinstance(head, int) or head < 1:
-        raise ValueError("its head_dim, which pairs per head need, cannot be seen")
+        raise ValueError("the size of its heads (head_dim or num_heads) cannot be seen")
     if key % head or query % key or value % (key // head):
         raise ValueError(
             f"{query} query, {key} key and {value} value rows are no whole heads of {head}"
