@@ -12,6 +12,7 @@ import tyro
 from ipslimit.checks import resolve_device
 
 from .compare import Pair, compare, write_comparison
+from .rebalance.command import RebalanceCommand
 from .store import prepare_folder
 from .study import Flat, Study, StudyError
 from .summary import summary
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
     command = tyro.cli(
         Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
-        | Annotated[CompareCommand, tyro.conf.subcommand("compare")],
+        | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
+        | Annotated[RebalanceCommand, tyro.conf.subcommand("rebalance")],
         prog="ipslimit",
         description="How fast deep, many-headed transformers approach their mean-field limit.",
         args=arguments,

@@ -63,13 +63,29 @@ def write_json(path: Path, value: object) -> None:
 
 def write_cell(path: Path, value: object) -> None:
     """One finished cell: a line of JSON behind its own checksum."""
-    text = json.dumps(value, separators=(",", ":"))
-    with replacing(path) as file:
-        file.write(hashlib.sha256(text.encode()).hexdigest() + "\n" + text + "\n")
+    write_blob(path, json.dumps(value, separators=(",", ":")).encode(), end=b"\n")
+
+
+def write_blob(path: Path, content: bytes, end: bytes = b"") -> None:
+    """Any content behind its own checksum."""
+    with replacing(path, "wb") as file:
+        file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content + end)
 
 
 def read_cell(path: Path) -> object | None:
     """The cell's content; None if there is no such file.
+
+    Raises
+    ------
+    DamagedFile
+        If the checksum does not fit the content.
+    """
+    content = read_blob(path, end=b"\n")
+    return None if content is None else json.loads(content)
+
+
+def read_blob(path: Path, end: bytes = b"") -> bytes | None:
+    """What `write_blob` wrote; None if there is no such file.
 
     Raises
     ------
@@ -82,11 +98,11 @@ def read_cell(path: Path) -> object | None:
         return None
     except OSError as error:
         raise DamagedFile(f"{path.name} cannot be read ({error.strerror or error})") from None
-    checksum, _, text = content.partition(b"\n")
-    text = text.removesuffix(b"\n")
-    if checksum.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
+    checksum, _, content = content.partition(b"\n")
+    content = content.removesuffix(end)
+    if checksum.decode("ascii", "replace") != hashlib.sha256(content).hexdigest():
         raise DamagedFile(f"{path.name} is truncated or altered (its checksum does not fit)")
-    return json.loads(text)
+    return content
 
 
 def write_csv(path: Path, rows: Iterable[dict], columns: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""A language model resumed from rescaled checkpoints, with and without SAGGS."""

@@ -1,0 +1,153 @@
+"""What is compared: ways to start, rescale and balance, run along one order of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+
+from ipslimit.optim import SAGGS, FoundPairs, find_pairs, rescale_pair
+
+from .training import Trainer, held_out_loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes
+    ----------
+    name, label : str
+        In files, and in the table.
+    resumed : bool
+        From the trained checkpoint, or from the initial model.
+    rescaled : bool
+        Every pair is multiplied by the factor before the first step.
+    moments : bool
+        The optimizer's moments are transformed with it.
+    saggs : "" or "hard" or "soft"
+    at_start : bool
+        SAGGS balances before the first step too.
+    fair : str
+        The arm that differs from this one by the rescaling alone, if that is not the control.
+    """
+
+    name: str
+    label: str
+    resumed: bool = True
+    rescaled: bool = True
+    moments: bool = True
+    saggs: str = ""
+    at_start: bool = True
+    fair: str = ""
+
+    @property
+    def control(self) -> str:
+        return "control" if self.resumed else "base"
+
+
+# The model trained from its own initial law: the checkpoint, and the control of other starts.
+BASE = Arm("base", "initial model", resumed=False, rescaled=False)
+ARMS = (
+    Arm("control", "control", rescaled=False),
+    Arm("rescaled", "rescaled"),
+    Arm("untouched", "rescaled, moments untouched", moments=False),
+    Arm("rescaled-hard", "rescaled, then hard SAGGS", saggs="hard", fair="control-hard"),
+    Arm("rescaled-soft", "rescaled, then soft SAGGS", saggs="soft"),
+    Arm("rescaled-late", "rescaled, soft, not at restart", saggs="soft", at_start=False),
+    Arm("control-hard", "control, then hard SAGGS", rescaled=False, saggs="hard"),
+    Arm("start", "imbalanced start", resumed=False),
+    Arm("start-hard", "imbalanced start, hard SAGGS", resumed=False, saggs="hard",
+        fair="base-hard"),
+    Arm("base-hard", "initial model, hard SAGGS", resumed=False, rescaled=False, saggs="hard"),
+)  # fmt: skip
+BY_NAME = {arm.name: arm for arm in (BASE, *ARMS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """How strongly pairs are rescaled, and how SAGGS is set."""
+
+    factor: float = 16.0
+    """A <- factor A, B <- B / factor, for every pair. Powers of two change no mantissa."""
+    every: int = 50
+    """Steps T between balancings."""
+    damping: float = 0.5
+    """Damping of soft SAGGS; hard has 1."""
+    kinds: tuple[str, ...] = ("qk", "vo", "mlp")
+    """Pairs that are rescaled and balanced: query/key, value/output, the two of the MLP."""
+    per: str = "matrix"
+    """One pair for each matrix, or for each (key) head: matrix or head."""
+
+
+def run_arm(
+    arm: Arm,
+    trainer: Trainer,
+    treatment: Treatment,
+    steps: int,
+    held_out: np.ndarray,
+    probes: int = 32,
+) -> dict:
+    """Treat the trainer's model as the arm says and train it on.
+
+    `probes` held-out windows show whether what is done before the first step changes the loss.
+
+    Returns
+    -------
+    dict
+        losses: of every step; held_out: nats a token at the end, None if diverged; restart_change:
+        of the held-out loss by all that was done before the first step; diverged: bool; seconds:
+        of a step and of a balancing (not reproducible).
+    """
+    pairs = find_pairs(trainer.model, treatment.per, treatment.kinds)
+    before = held_out_loss(trainer.model, held_out[:probes])
+    if arm.rescaled:
+        for pair in pairs:
+            optimizer = trainer.optimizer if arm.moments else None
+            rescale_pair(pair, treatment.factor, optimizer)
+    if arm.saggs:
+        _wrap(arm, trainer, pairs, treatment)
+    change = abs(held_out_loss(trainer.model, held_out[:probes]) - before)
+    if arm.saggs and arm.at_start:
+        change = max(change, _change_by_balancing(trainer, held_out[:probes], before))
+    began = time.perf_counter()
+    losses = trainer.run(steps)
+    seconds = {"step": (time.perf_counter() - began) / len(losses)}
+    diverged = not math.isfinite(losses[-1])
+    after = math.nan if diverged else held_out_loss(trainer.model, held_out)
+    diverged = diverged or not math.isfinite(after)
+    if arm.saggs:
+        seconds["balance"] = _seconds_of_balancing(trainer.optimizer)
+    return {
+        "losses": losses,
+        "held_out": None if diverged else after,
+        "restart_change": change,
+        "diverged": diverged,
+        "seconds": seconds,
+    }
+
+
+def _wrap(arm: Arm, trainer: Trainer, pairs: FoundPairs, treatment: Treatment) -> None:
+    damping = 1.0 if arm.saggs == "hard" else treatment.damping
+    trainer.optimizer = SAGGS(trainer.optimizer, pairs, treatment.every, damping, arm.at_start)
+
+
+def _change_by_balancing(trainer: Trainer, held_out: np.ndarray, before: float) -> float:
+    """How the loss moves when SAGGS balances; the model is put back, bit by bit."""
+    kept = trainer.checkpoint()
+    trainer.optimizer.balance()
+    change = abs(held_out_loss(trainer.model, held_out) - before)
+    trainer.restore(kept)
+    return change
+
+
+def _seconds_of_balancing(optimizer: SAGGS, repeats: int = 5) -> float:
+    """The fastest of a few; after training, where it can do no harm."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        optimizer.balance()
+        times.append(time.perf_counter() - began)
+    return min(times)

@@ -1,0 +1,165 @@
+"""The runs of a study: each finished one is kept, and any number of processes shares the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..store import DamagedFile, prepare_folder, read_blob, read_cell, write_blob, write_cell
+from ..study import StudyError, digest
+from ..workers import run_all
+from .arms import ARMS, BASE, BY_NAME, run_arm
+from .corpus import Tokens, load_tokens, read_text, token_key, tokenize, windows
+from .study import RebalanceStudy
+from .training import Trainer, held_out_loss
+
+Cell = tuple[str, int, str]  # variant, seed, arm
+
+
+class Cells:
+    """All (variant, seed, arm) of a study; finished ones are read from `folder`.
+
+    A run depends on its cell and the study alone: every process computes with one thread, so that
+    neither their number nor the machine's cores change a bit.
+    """
+
+    def __init__(self, study: RebalanceStudy, folder: Path, cache: str | None = None):
+        study.check()
+        self.study = study
+        self.folder = prepare_folder(folder)
+        self.text = read_text(study.data, cache)
+        self.tokens_key = token_key(self.text, study.vocabulary)
+        self.key = digest(study_key(study), self.tokens_key)
+        self.tokens = tokenize(self.text, study.vocabulary, self.folder)
+        _refuse_short(self.tokens, study.context)
+        self.damaged: list[str] = []
+
+    def all(self) -> list[Cell]:
+        names = [BASE.name, *(arm.name for arm in ARMS)]
+        study = self.study
+        return [(v, s, name) for v in study.variants for s in range(study.seeds) for name in names]
+
+    def run(self, workers: int, progress: bool = True) -> dict[Cell, dict]:
+        """Compute what is missing.
+
+        Raises
+        ------
+        StudyError
+            If a worker dies (out of memory, killed); finished cells are kept.
+        """
+        cells = self.all()
+        done = {cell: found for cell in cells if (found := self._read(cell)) is not None}
+        missing = [cell for cell in cells if cell not in done]
+        self._again_without_checkpoint(missing, done)
+        bar = tqdm(
+            total=sum(self._steps(cell) for cell in cells),
+            initial=sum(self._steps(cell) for cell in done),
+            desc="rebalance", unit="step", unit_scale=True, disable=not progress,
+            dynamic_ncols=True,
+        )  # fmt: skip
+
+        with bar:
+            for bases in (True, False):  # all else starts from the checkpoints
+                part = [cell for cell in missing if (cell[2] == BASE.name) is bases]
+                for cell, content in self._compute(part, workers):
+                    done[cell] = content
+                    bar.update(self._steps(cell))
+        return {cell: done[cell] for cell in cells}
+
+    def _compute(self, cells: list[Cell], workers: int) -> Iterator[tuple[Cell, dict]]:
+        shared = (self.study, self.folder, self.key, self.tokens_key)
+        try:
+            yield from run_all(run_cell, {cell: (*shared, cell) for cell in cells}, workers)
+        except BrokenProcessPool:
+            raise StudyError(
+                "a worker process died (out of memory, or killed); finished runs are kept. Run the "
+                "same command again to resume, with fewer --workers if memory was short."
+            ) from None
+
+    def _again_without_checkpoint(self, missing: list[Cell], done: dict[Cell, dict]) -> None:
+        """A base whose checkpoint is lost is run again, if something still has to start from it."""
+        for variant, seed in dict.fromkeys((v, s) for v, s, name in missing):
+            base = (variant, seed, BASE.name)
+            if base in done and self._read_checkpoint(base) is None:
+                del done[base]
+                missing.insert(0, base)
+
+    def _steps(self, cell: Cell) -> int:
+        arm = BY_NAME[cell[2]]
+        if arm is BASE:
+            return self.study.steps
+        return self.study.resumed_steps if arm.resumed else self.study.start_steps
+
+    def _read(self, cell: Cell) -> dict | None:
+        try:
+            return read_cell(cell_path(self.folder, self.key, cell))
+        except DamagedFile as damage:
+            self.damaged.append(f"{damage}: computed again")
+            return None
+
+    def _read_checkpoint(self, cell: Cell) -> bytes | None:
+        try:
+            return read_blob(checkpoint_path(self.folder, self.key, cell))
+        except DamagedFile as damage:
+            self.damaged.append(f"{damage}: computed again")
+            return None
+
+
+def study_key(study: RebalanceStudy) -> dict:
+    """What a run depends on: all but which runs there are, and where the text lies."""
+    settings = study.as_dict()
+    return {k: v for k, v in settings.items() if k not in ("data", "variants", "seeds")}
+
+
+def cell_path(folder: Path, key: str, cell: Cell) -> Path:
+    variant, seed, name = cell
+    return folder / f"{variant}-{seed}-{name}-{key}.json"
+
+
+def checkpoint_path(folder: Path, key: str, cell: Cell) -> Path:
+    variant, seed, _ = cell
+    return folder / f"{variant}-{seed}-{key}.checkpoint"
+
+
+def run_cell(study: RebalanceStudy, folder: Path, key: str, tokens: str, cell: Cell) -> dict:
+    """Train one arm and keep what came out; also the checkpoint, if it is the base."""
+    variant, seed, name = cell
+    train, held_out = _windows(folder, tokens, study.context, study.held_out_windows)
+    trainer = Trainer(study.shape(variant), study.recipe, train, seed)
+    arm = BY_NAME[name]
+    if arm is BASE:
+        early = run_arm(arm, trainer, study.treatment, study.start_steps, held_out)
+        content = early | {"checkpoint": None}
+        if not early["diverged"] and study.steps > study.start_steps:
+            content["losses"] = early["losses"] + trainer.run(study.steps - study.start_steps)
+            content["checkpoint"] = held_out_loss(trainer.model, held_out)
+        write_blob(checkpoint_path(folder, key, cell), trainer.checkpoint())
+    else:
+        steps = study.start_steps
+        if arm.resumed:
+            trainer.restore(read_blob(checkpoint_path(folder, key, cell)))
+            steps = study.resumed_steps
+        content = run_arm(arm, trainer, study.treatment, steps, held_out)
+    write_cell(cell_path(folder, key, cell), content)
+    return content
+
+
+@functools.cache
+def _windows(folder: Path, tokens: str, context: int, count: int):
+    found = load_tokens(folder, tokens)
+    return windows(found.train, context), windows(found.held_out, context)[:count]
+
+
+def _refuse_short(tokens: Tokens, context: int) -> None:
+    for name in ("train", "held_out"):
+        count = len(getattr(tokens, name))
+        if count <= context:
+            raise StudyError(
+                f"data must hold more than one window of {context} tokens in either part; the "
+                f"{name.replace('_', '-')} part has {count} tokens. Give a longer text or a "
+                "smaller --context."
+            )

@@ -1,0 +1,95 @@
+"""The figure of `ipslimit rebalance`."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..plots import COLOURS, SMALL, TEXT
+from .arms import ARMS, BY_NAME
+from .report import Report
+
+# colour, line, marker; the same in every panel
+LOOK = {
+    "rescaled": (COLOURS[1], "-", "o"),
+    "untouched": (COLOURS[5], "--", "v"),
+    "rescaled-hard": (COLOURS[0], "-", "s"),
+    "rescaled-soft": (COLOURS[2], "-", "D"),
+    "rescaled-late": (COLOURS[3], "-.", "^"),
+    "control-hard": ("black", ":", "x"),
+    "start": (COLOURS[1], "-", "o"),
+    "start-hard": (COLOURS[0], "-", "s"),
+    "base-hard": ("black", ":", "x"),
+}
+WINDOW = 10
+
+
+def rebalance_figure(report: Report) -> Figure:
+    """A row a variant: perplexity gaps, and the loss over the steps after a restart and a start."""
+    variants = report.study.variants
+    figure = Figure(figsize=(7.2, 2.7 * len(variants)), dpi=200, layout="constrained")
+    axes = figure.subplots(len(variants), 3, squeeze=False, width_ratios=(1.25, 1, 1), sharey=False)
+    for variant, (gaps, resumed, started) in zip(variants, axes, strict=True):
+        _draw_gaps(gaps, report, variant)
+        _draw_losses(resumed, report, variant, resumed=True)
+        _draw_losses(started, report, variant, resumed=False)
+        gaps.set_title(f"{variant}: perplexity", fontsize=TEXT, loc="left")
+        resumed.set_title("resumed from the checkpoint", fontsize=TEXT, loc="left")
+        started.set_title("trained from the start", fontsize=TEXT, loc="left")
+        for axis in (gaps, resumed, started):
+            axis.tick_params(labelsize=SMALL)
+    treatment = report.study.treatment
+    figure.suptitle(
+        f"{', '.join(treatment.kinds)} pairs rescaled by {treatment.factor:g}; SAGGS every "
+        f"{treatment.every} steps (soft: damping {treatment.damping:g}); "
+        f"{report.study.seeds} seeds",
+        fontsize=TEXT,
+    )
+    return figure
+
+
+def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
+    """Seeds as points, mean and 95 % interval beside them; zero is the control."""
+    names = [arm.name for arm in ARMS if arm.name != "control"]
+    found = [report.find(variant, name) for name in names]
+    for place, (name, gap) in enumerate(zip(names, found, strict=True)):
+        colour, _, marker = LOOK[name]
+        seeds = [g for g in gap.gaps if g is not None]
+        axis.plot(seeds, [place] * len(seeds), marker=marker, lw=0, ms=3, color=colour, alpha=0.5)
+        if gap.mean is None:
+            axis.text(0, place, "diverged", fontsize=SMALL, va="center")
+            continue
+        if gap.interval is not None:
+            axis.plot(gap.interval, [place] * 2, color=colour, lw=1.2)
+        axis.plot([gap.mean], [place], marker="|", color=colour, ms=8, mew=1.5)
+    axis.axvline(0.0, color="0.5", lw=0.7)
+    spread = [abs(g) for gap in found for g in gap.gaps if g is not None]
+    # small gaps and large ones on one axis: linear around zero
+    axis.set_xscale("symlog", linthresh=max(0.1, np.median(spread) / 10) if spread else 1.0)
+    axis.set_yticks(range(len(names)), [BY_NAME[name].label for name in names])
+    axis.invert_yaxis()
+    axis.set_xlabel("gap to the control", fontsize=TEXT)
+
+
+def _draw_losses(axis: Axes, report: Report, variant: str, resumed: bool) -> None:
+    """Training loss minus the control's on the same batches, mean over seeds, smoothed."""
+    control = "control" if resumed else "base"
+    for arm in ARMS:
+        if arm.resumed != resumed or arm.name == "control":
+            continue
+        curves = []
+        for seed in range(report.study.seeds):
+            own, other = (report.cells[variant, seed, n]["losses"] for n in (arm.name, control))
+            steps = min(len(own), len(other))
+            curves.append(np.array(own[:steps]) - np.array(other[:steps]))
+        steps = min(map(len, curves))
+        mean = np.mean([curve[:steps] for curve in curves], axis=0)
+        window = min(WINDOW, steps)
+        smooth = np.convolve(mean, np.ones(window) / window, mode="valid")
+        colour, line, _ = LOOK[arm.name]
+        at = np.arange(len(smooth)) + (window + 1) / 2
+        axis.plot(at, smooth, color=colour, ls=line, lw=1.1)
+    axis.axhline(0.0, color="0.5", lw=0.7)
+    axis.set_xlabel("step", fontsize=TEXT)
+    axis.set_ylabel("training loss − control, nats", fontsize=TEXT)

@@ -1,0 +1,225 @@
+"""What a study found: perplexity gaps with intervals over seeds, and the figures asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from ..intervals import over_seeds
+from .arms import ARMS, BASE, BY_NAME, Arm
+from .cells import Cell
+from .study import RebalanceStudy
+
+# The abstract of the paper, on a model of 123.8M parameters and another text: perplexity gaps of a
+# resumed, rescaled checkpoint. Ours are not the same quantity: perplexity is per token, and
+# depends on the tokens, the text and how far the model is trained.
+PAPER = {"rescaled": "+3.78 ± 0.42", "rescaled-hard": "within 0.02"}
+PAPER_PARAMETERS = "123.8M"
+FIRST_STEPS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """Perplexity of an arm minus that of a reference, seed by seed.
+
+    mean and interval (95 %, Student's t over the seeds that did not diverge) are None without
+    enough of them.
+    """
+
+    variant: str
+    arm: str
+    against: str
+    perplexity: float | None
+    gaps: tuple[float | None, ...]
+    mean: float | None
+    interval: tuple[float, float] | None
+    diverged: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A measured figure and the window it was expected in."""
+
+    variant: str
+    what: str
+    value: float | None
+    window: str
+    inside: bool
+
+
+class Report:
+    """Gaps, checks and timings out of the cells of a study."""
+
+    def __init__(self, study: RebalanceStudy, cells: dict[Cell, dict]):
+        self.study, self.cells = study, cells
+        self.gaps = [
+            self.gap(variant, arm, against)
+            for variant in study.variants
+            for arm in ARMS
+            for against in _references(arm)
+        ]
+        self.checks = [check for variant in study.variants for check in self._checks(variant)]
+
+    def perplexity(self, variant: str, seed: int, name: str) -> float:
+        """NaN if the run diverged."""
+        loss = self.cells[variant, seed, name]["held_out"]
+        return math.nan if loss is None else math.exp(loss)
+
+    def checkpoint_perplexity(self, variant: str) -> list[float]:
+        """Of the checkpoints, seed by seed."""
+        cells = (self.cells[variant, seed, BASE.name] for seed in range(self.study.seeds))
+        found = (cell["checkpoint"] or cell["held_out"] for cell in cells)
+        return [math.nan if loss is None else math.exp(loss) for loss in found]
+
+    def gap(self, variant: str, arm: Arm, against: str) -> Gap:
+        seeds = range(self.study.seeds)
+        own = np.array([self.perplexity(variant, seed, arm.name) for seed in seeds])
+        other = np.array([self.perplexity(variant, seed, against) for seed in seeds])
+        estimate = over_seeds(own - other)
+        return Gap(
+            variant,
+            arm.name,
+            against,
+            float(own[np.isfinite(own)].mean()) if np.isfinite(own).any() else None,
+            tuple(gap if math.isfinite(gap) else None for gap in estimate.values),
+            estimate.mean if math.isfinite(estimate.mean) else None,
+            None if estimate.low is None else (estimate.low, estimate.high),
+            int(np.isnan(own).sum()),
+        )
+
+    def find(self, variant: str, arm: str, against: str | None = None) -> Gap:
+        against = against or BY_NAME[arm].control
+        key = (variant, arm, against)
+        return next(gap for gap in self.gaps if (gap.variant, gap.arm, gap.against) == key)
+
+    def _checks(self, variant: str) -> list[Check]:
+        seeds = range(self.study.seeds)
+        treated = [a for a in ARMS if a.resumed and (a.rescaled or a.saggs)]
+        change = max(
+            self.cells[variant, s, a.name]["restart_change"] for s in seeds for a in treated
+        )
+        apart = max(
+            _largest_difference(
+                *(self.cells[variant, s, n]["losses"] for n in ("rescaled-hard", "control-hard"))
+            )
+            for s in seeds
+        )
+        rescaled = self.find(variant, "rescaled").mean
+        fair = self.find(variant, "rescaled-hard", "control-hard").mean
+        whole = self.find(variant, "rescaled-hard").mean
+        checks = [
+            _check(variant, "loss changed by rescaling and balancing, nats", change, high=1e-5),
+            _check(
+                variant, f"hard, rescaled against control, first {FIRST_STEPS} steps, nats", apart,
+                high=1e-5,
+            ),
+            _check(variant, "gap of the rescaled checkpoint, PPL", rescaled, low=1.0),
+            _check(variant, "gap of hard SAGGS against control then hard, PPL", fair, size=0.1),
+            _check(variant, "gap of hard SAGGS against control, PPL", whole, size=0.1),
+        ]  # fmt: skip
+        share = None if None in (rescaled, whole) or not rescaled else abs(whole / rescaled)
+        checks.append(_check(variant, "its size over the rescaled gap", share, high=0.1))
+        return checks
+
+    def timings(self) -> list[dict]:
+        """Milliseconds of a step and of a balancing, medians over runs; not reproducible."""
+        rows = []
+        for variant in self.study.variants:
+            seconds = [cell["seconds"] for (v, _, _), cell in self.cells.items() if v == variant]
+            step = float(np.median([s["step"] for s in seconds]))
+            balance = float(np.median([s["balance"] for s in seconds if "balance" in s]))
+            every = self.study.treatment.every
+            rows.append(
+                {"variant": variant, "step_ms": 1e3 * step, "balance_ms": 1e3 * balance}
+                | {"overhead": balance / (every * step), "every": every}
+            )
+        return rows
+
+    def as_dict(self) -> dict:
+        """The content of rebalance.json."""
+        return {
+            "paper": {"gaps_ppl": PAPER, "parameters": PAPER_PARAMETERS, "source": "abstract"},
+            "checkpoint_perplexity": {
+                v: self.checkpoint_perplexity(v) for v in self.study.variants
+            },
+            "gaps": [dataclasses.asdict(gap) for gap in self.gaps],
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "timing": self.timings(),
+        }
+
+
+def table(report: Report, parameters: dict[str, int]) -> str:
+    """The gaps as text, the paper's figures beside them."""
+    lines = []
+    for variant in report.study.variants:
+        checkpoint = np.mean(report.checkpoint_perplexity(variant))
+        control = report.find(variant, "rescaled")
+        against = [g for g in control.gaps if g is not None]
+        control_ppl = control.perplexity - float(np.mean(against)) if against else math.nan
+        lines += [
+            f"{variant}: {parameters[variant] / 1e6:.2f}M parameters, perplexity {checkpoint:.1f} "
+            f"at the checkpoint, {control_ppl:.1f} after {report.study.resumed_steps} more steps",
+            f"  {'':<34}{'PPL gap [95 %]':>26}   paper ({PAPER_PARAMETERS})",
+        ]
+        for gap in report.gaps:
+            if gap.variant != variant:
+                continue
+            label = BY_NAME[gap.arm].label
+            if gap.against != BY_NAME[gap.arm].control:
+                label = f"  against {BY_NAME[gap.against].label}"
+            paper = PAPER.get(gap.arm, "") if gap.against == "control" else ""
+            diverged = f"  ({gap.diverged} diverged)" if gap.diverged else ""
+            lines.append(f"  {label:<34}{shown_gap(gap):>26}   {paper}{diverged}".rstrip())
+        lines.append("")
+    return "\n".join(lines)
+
+
+def shown_gap(gap: Gap) -> str:
+    if gap.mean is None:
+        return "diverged"
+    digits = 2 if abs(gap.mean) < 100 else 1
+    text = f"{gap.mean:+.{digits}f}"
+    if gap.interval is not None:
+        text += f" [{gap.interval[0]:+.{digits}f}, {gap.interval[1]:+.{digits}f}]"
+    return text
+
+
+def check_lines(report: Report) -> str:
+    lines = []
+    for check in report.checks:
+        value = "diverged" if check.value is None else f"{check.value:.3g}"
+        verdict = "" if check.inside else "   OUTSIDE"
+        lines.append(f"  {check.variant:<8}{check.what:<58}{value:>10}  ({check.window}){verdict}")
+    for row in report.timings():
+        what = f"one balancing, ms (share of the time at T = {row['every']})"
+        lines.append(
+            f"  {row['variant']:<8}{what:<58}"
+            f"{row['balance_ms']:>10.2f}  ({100 * row['overhead']:.3f} %)"
+        )
+    return "\n".join(lines)
+
+
+def _references(arm: Arm) -> list[str]:
+    if arm.name == "control":
+        return []
+    return [arm.control, *([arm.fair] if arm.fair else [])]
+
+
+def _largest_difference(a: list[float], b: list[float]) -> float:
+    """Of the first losses; infinite if one run did not get so far."""
+    if min(len(a), len(b)) < min(FIRST_STEPS, max(len(a), len(b))):
+        return math.inf
+    first = np.array(a[:FIRST_STEPS]) - np.array(b[:FIRST_STEPS])
+    return float(np.abs(first).max()) if np.isfinite(first).all() else math.inf
+
+
+def _check(variant, what, value, low=None, high=None, size=None) -> Check:
+    if size is not None:
+        return Check(
+            variant, what, value, f"within {size:g}", value is not None and abs(value) <= size
+        )
+    window = f">= {low:g}" if high is None else f"<= {high:g}"
+    inside = value is not None and (value >= low if high is None else value <= high)
+    return Check(variant, what, value, window, bool(inside))

@@ -1,0 +1,232 @@
+"""Symmetry pairs of a model: found by the modules it is made of, refused where there are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ..checks import require_real, shown
+from .pairs import Pair, as_pairs
+from .sites import RECOGNISERS
+
+KINDS = ("qk", "vo", "mlp")
+
+
+class FoundPairs(list):
+    """A list of `Pair`, with `refused`: the reasons where there is no exact symmetry."""
+
+    def __init__(self, pairs: Iterable[Pair], refused: Iterable[str]):
+        super().__init__(pairs)
+        self.refused = list(refused)
+
+
+def find_pairs(
+    model: nn.Module,
+    per: str = "matrix",
+    kinds: Iterable[str] = KINDS,
+    refused: str = "raise",
+) -> FoundPairs:
+    """The symmetry pairs of a model, for `SAGGS`.
+
+    Found are
+
+    - (query, bias | key, bias) and (value, bias | output) of nn.MultiheadAttention, and of modules
+      with q_proj, k_proj, v_proj and o_proj or out_proj, or query, key, value and out; of grouped
+      queries, all query heads of a group go with their key head;
+    - (in, bias | out) of the MLP in nn.TransformerEncoderLayer and DecoderLayer, in nn.Sequential,
+      and of modules with up_proj and down_proj, fc1 and fc2, or linear1 and linear2, if their
+      activation is homogeneous; (up, bias | down) of gated MLPs, which have gate_proj too;
+    - what a module declares itself by a method symmetry_pairs(name, per), which returns
+      {"qk": [Pair, ...] or the reason why there is none, ...}.
+
+    What lies inside a module's forward pass cannot be seen from here: `verify_pairs` shows on
+    example inputs that the pairs found are symmetries.
+
+    Parameters
+    ----------
+    model : nn.Module
+    per : "matrix" or "head"
+        One pair for the whole of an attention's projections, or one for every (key) head.
+    kinds : names out of "qk", "vo" and "mlp"
+        Which pairs are wanted.
+    refused : "raise" or "skip"
+        What to do where a wanted kind is no exact symmetry (a GELU MLP, QK-norm, tied weights):
+        raise, or leave it out and tell it in the list's attribute `refused`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For bad arguments, if nothing is found, and with refused="raise" for what is no symmetry,
+        naming each place and the reason.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for name, value, allowed in (
+        ("per", (per,), ("matrix", "head")),
+        ("kinds", kinds, KINDS),
+        ("refused", (refused,), ("raise", "skip")),
+    ):
+        if not value or any(v not in allowed for v in value):
+            raise ValueError(
+                f"{name} must be out of {', '.join(allowed)}; got {shown(value)}. Use "
+                f"{name}={allowed[0]!r}."
+            )
+    pairs, reasons = _search(model, per, kinds)
+    pairs, ties = _without_ties(model, pairs)
+    reasons += ties
+    if reasons and refused == "raise":
+        raise ValueError(
+            "model must have exact symmetries in every place asked for; it has none in\n  "
+            + "\n  ".join(reasons)
+            + '\nName the kinds wanted, e.g. kinds=("qk", "vo"), or leave these out with '
+            'refused="skip".'
+        )
+    if not pairs:
+        detail = f" ({'; '.join(reasons)})" if reasons else ""
+        raise ValueError(
+            f"model must have symmetry pairs; none of {', '.join(kinds)} were found in "
+            f"{type(model).__name__}{detail}. Name them by hand: [((A, bias), (B, None)), ...]."
+        )
+    return FoundPairs(as_pairs(pairs), reasons)
+
+
+def _search(
+    model: nn.Module, per: str, kinds: tuple[str, ...]
+) -> tuple[list[tuple[Pair, nn.Module]], list[str]]:
+    """Pairs with the module each was found in, and the reasons of what was refused."""
+    pairs, reasons = [], []
+    for name, module in model.named_modules():
+        label = name or type(model).__name__
+        for recognise in RECOGNISERS:
+            found = recognise(module, label, per)
+            if found is None:
+                continue
+            for kind in [kind for kind in kinds if kind in found]:
+                build = found[kind]
+                try:
+                    if isinstance(build, str):
+                        raise ValueError(build)
+                    pairs.extend((pair, module) for pair in build())
+                except ValueError as error:
+                    reasons.append(f"{label} ({kind}): {error}")
+            break
+    return pairs, list(dict.fromkeys(reasons))
+
+
+def _without_ties(
+    model: nn.Module, pairs: list[tuple[Pair, nn.Module]]
+) -> tuple[list[Pair], list[str]]:
+    """Each pair once; out go those of which a part is used elsewhere without its partner.
+
+    A parameter is used once in every module that holds it, and a module that holds a matrix of
+    the site it belongs to once for every parent. A site that is itself used twice is harmless.
+    """
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    parents: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            holders.setdefault(id(parameter), []).append((module, _join(name, attribute)))
+        for child_name, child in module._modules.items():
+            parents.setdefault(id(child), []).append(_join(name, child_name))
+    times = Counter(pair.key() for pair, _ in pairs)
+    kept, reasons = {}, []
+    for pair, site in pairs:
+        for part in pair.parts:
+            uses = [
+                use
+                for module, name in holders.get(id(part.parameter), [])
+                for use in ([name] if module is site else parents.get(id(module), [name]))
+            ]
+            if len(uses) > times[pair.key()]:
+                reasons.append(
+                    f"{pair.name}: {part.name} is used {len(uses)} times ({', '.join(uses)}; tied "
+                    "weights), and not always beside its partner, where its scale is not undone"
+                )
+                break
+        else:
+            kept[pair.key()] = pair
+    return list(kept.values()), list(dict.fromkeys(reasons))
+
+
+def _join(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child
+
+
+@torch.no_grad()
+def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0, **named) -> float:
+    """Show on example inputs that rescaling any one of the pairs leaves the outputs unchanged.
+
+    The model is called as model(*inputs, **named) in evaluation mode, once and then once a pair,
+    rescaled by `scale`; parameters and mode are put back exactly.
+
+    Returns
+    -------
+    float
+        The largest change of an output, relative to the largest output.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For bad arguments, outputs that are not finite, and for a pair that changes an output by
+        more than the square root of its rounding, which no exact symmetry does.
+    """
+    pairs = as_pairs(pairs)
+    scale = require_real("scale", scale, 0.0, include_low=False)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    worst = 0.0
+    try:
+        expected = _outputs(model, inputs, named)
+        if not all(bool(torch.isfinite(output).all()) for output in expected):
+            raise ValueError(
+                "inputs must give finite outputs; got NaN or infinite ones. Use other inputs."
+            )
+        for pair in pairs:
+            change, rounding = _change(model, pair, scale, inputs, named, expected)
+            if not change <= rounding**0.5:
+                raise ValueError(
+                    f"every pair must leave the function unchanged; {pair.name or 'a pair'} "
+                    f"changes an output by {change:.2g} of its size when rescaled by {scale:g}. "
+                    "Something between the two matrices does not let a scale through, or one of "
+                    "them is used elsewhere: leave the pair out."
+                )
+            worst = max(worst, change)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return worst
+
+
+def _change(model, pair: Pair, scale: float, inputs, named, expected) -> tuple[float, float]:
+    """Largest relative change of an output, and the rounding of one."""
+    before = [part.of(part.parameter).clone() for part in pair.parts]
+    try:
+        for side, factor in ((pair.first, scale), (pair.second, 1.0 / scale)):
+            for part in side.parts:
+                part.of(part.parameter).mul_(factor)
+        outputs = _outputs(model, inputs, named)
+    finally:
+        for part, values in zip(pair.parts, before, strict=True):
+            part.of(part.parameter).copy_(values)
+    change = 0.0
+    for output, reference in zip(outputs, expected, strict=True):
+        size = max(float(reference.abs().amax()), torch.finfo(reference.dtype).tiny)
+        change = max(change, float((output - reference).abs().amax()) / size)
+    return change, max(torch.finfo(reference.dtype).eps for reference in expected)
+
+
+def _outputs(model, inputs, named) -> list[torch.Tensor]:
+    leaves = tree_leaves(model(*inputs, **named))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    tensors = [x for x in tensors if x.numel()]
+    if not tensors:
+        raise TypeError(
+            "model must return floating tensors for the inputs; it returned none. Pass inputs that "
+            "give predictions."
+        )
+    return tensors

@@ -1,0 +1,228 @@
+"""Symmetry pairs: two matrices of which the network's function sees only the product."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin
+
+from ..checks import shown
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A parameter, or a block of it: what one scale multiplies.
+
+    Attributes
+    ----------
+    parameter : Tensor
+        A leaf (nn.Parameter) of a floating dtype.
+    index : tuple of slice
+        The block parameter[index]; () is all of it. Fewer slices than dimensions leave the rest
+        whole, as in indexing.
+    name : str
+        For messages.
+    """
+
+    parameter: torch.Tensor
+    index: tuple[slice, ...] = ()
+    name: str = ""
+
+    def __post_init__(self):
+        parameter, name = self.parameter, self.name or "the part"
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(
+                f"{name} must be an nn.Parameter; got {shown(parameter)}. Pass the parameter "
+                "itself, or Part(parameter, (rows, columns))."
+            )
+        if isinstance(parameter, UninitializedTensorMixin):
+            raise ValueError(
+                f"{name} must be initialised; got an uninitialised parameter of a lazy module. "
+                "Run one forward pass before looking for pairs."
+            )
+        if not parameter.is_leaf or parameter._base is not None:
+            raise ValueError(
+                f"{name} must be a parameter; got a tensor computed from others (a slice, a view "
+                "or a parametrized weight), which has no state of its own to rescale. For a block "
+                "pass Part(parameter, (slice(...),)); a weight_norm or other "
+                "parametrization has to be removed first."
+            )
+        if not parameter.is_floating_point():
+            raise TypeError(
+                f"{name} must have a real floating dtype; got {parameter.dtype}. Leave it out."
+            )
+        index = self.index if isinstance(self.index, tuple) else (self.index,)
+        if len(index) > parameter.dim() or not all(
+            isinstance(i, slice) and i.step in (None, 1) for i in index
+        ):
+            raise ValueError(
+                f"index of {name} must be at most {parameter.dim()} slices of step 1; got "
+                f"{shown(self.index)}. Use e.g. index=(slice(0, 64),) for the first 64 rows."
+            )
+        object.__setattr__(self, "index", index)
+        if not self.of(parameter).numel():
+            raise ValueError(
+                f"{name} must not be empty; got index {shown(index)} into shape "
+                f"{tuple(parameter.shape)}. Choose a block with entries."
+            )
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same block of a tensor with the parameter's shape, as a view."""
+        return tensor[self.index] if self.index else tensor
+
+    def overlaps(self, other: Part) -> bool:
+        """Do the two share entries?"""
+        if self.parameter is not other.parameter:
+            return False
+        spans = zip(self._spans(), other._spans(), strict=True)
+        return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in spans)
+
+    def _spans(self) -> tuple[tuple[int, int], ...]:
+        """[start, stop) along every dimension."""
+        whole = (slice(None),) * (self.parameter.dim() - len(self.index))
+        sizes = zip(self.index + whole, self.parameter.shape, strict=True)
+        return tuple(i.indices(size)[:2] for i, size in sizes)
+
+    def key(self) -> tuple:
+        """Equal for equal blocks."""
+        return (id(self.parameter), self._spans())
+
+
+class Side(NamedTuple):
+    """One half of a pair: a matrix, whose norm counts, and what is scaled with it."""
+
+    matrix: Part
+    biases: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.matrix, *self.biases)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """first <- c first, second <- second / c leaves the network's function unchanged.
+
+    Unpacks like the pair ((A, biases), (B, biases)) that it stands for.
+
+    Attributes
+    ----------
+    first, second : Side
+    name : str
+        Where it is, for messages.
+    feeds : bool
+        The second matrix is applied to what comes out of the first (value and output, the two of
+        an MLP), so that its input scales with the first; False where the two meet in a product
+        (query and key), and for pairs given as plain tuples of which it is not known.
+    """
+
+    first: Side
+    second: Side
+    name: str = ""
+    feeds: bool | None = None
+
+    def __post_init__(self):
+        if any(a.overlaps(b) for a in self.first.parts for b in self.second.parts):
+            raise ValueError(
+                f"{self.name or 'a pair'} must have two halves without common entries; its halves "
+                "share some (tied weights), and one entry cannot be multiplied by c and by 1/c. "
+                "Leave it out."
+            )
+        for a in range(2):
+            parts = (self.first, self.second)[a].parts
+            if any(p.overlaps(q) for i, p in enumerate(parts) for q in parts[:i]):
+                raise ValueError(
+                    f"{self.name or 'a pair'} must name every entry of a half once; a bias shares "
+                    "entries with its matrix. Name each tensor once."
+                )
+
+    def __iter__(self) -> Iterator[Side]:
+        return iter((self.first, self.second))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.first.parts + self.second.parts
+
+    def key(self) -> tuple:
+        """Equal for pairs of equal blocks."""
+        return tuple(tuple(part.key() for part in side.parts) for side in self)
+
+
+def as_pairs(pairs: Iterable) -> list[Pair]:
+    """Pairs out of what a user passes: `Pair` objects or ((A, bias or None), (B, bias or None)).
+
+    A matrix or bias is an nn.Parameter or a `Part` of one. A matrix may be the second of one pair
+    and the first of another (the middle of a deep ReLU network), not the first, or the second, of
+    two: a scale that must undo two others at once is no symmetry.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the pair and the rule.
+    """
+    if isinstance(pairs, (Pair, torch.nn.Module)) or not isinstance(pairs, Iterable):
+        raise TypeError(
+            "pairs must be a list of ((A, bias or None), (B, bias or None)); got "
+            f"{type(pairs).__name__}. Use find_pairs(model), or a list with one pair in it."
+        )
+    made = [
+        pair if isinstance(pair, Pair) else _from_tuple(f"pairs[{i}]", pair)
+        for i, pair in enumerate(pairs)
+    ]
+    if not made:
+        raise ValueError(
+            "pairs must hold at least one pair; got none. Use find_pairs(model), or the optimizer "
+            "without SAGGS."
+        )
+    _refuse_shared(made)
+    return made
+
+
+def _from_tuple(name: str, pair: object) -> Pair:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise TypeError(
+            f"{name} must be ((A, bias or None), (B, bias or None)); got {shown(pair)}. Write "
+            "((A, None), (B, None)) for matrices without biases."
+        )
+    first, second = (_side(f"{name}[{i}]", side) for i, side in enumerate(pair))
+    return Pair(first, second, name)
+
+
+def _side(name: str, side: object) -> Side:
+    if isinstance(side, Side):
+        return side
+    if isinstance(side, torch.Tensor) or not isinstance(side, Sequence) or len(side) != 2:
+        raise TypeError(
+            f"{name} must be (matrix, bias or None); got {shown(side)}. Write (matrix, None) for a "
+            "matrix without a bias."
+        )
+    matrix, bias = side
+    made = [_part(f"{name}[0]", matrix)]
+    if bias is not None:
+        made.append(_part(f"{name}[1]", bias))
+    return Side(made[0], tuple(made[1:]))
+
+
+def _part(name: str, value: object) -> Part:
+    return value if isinstance(value, Part) else Part(value, name=name)
+
+
+def _refuse_shared(pairs: list[Pair]) -> None:
+    """One entry, the first (or the second) of two pairs."""
+    for side in ("first", "second"):
+        seen: dict[int, list[tuple[Part, Pair]]] = {}
+        for pair in pairs:
+            for part in getattr(pair, side).parts:
+                found = seen.setdefault(id(part.parameter), [])
+                for other, owner in found:
+                    if owner is not pair and part.overlaps(other):
+                        raise ValueError(
+                            f"pairs must not share entries; {owner.name} and {pair.name} have the "
+                            f"same {side} one (tied weights, or one key for several queries), and "
+                            "undoing its scale in one of them does not undo it in the other. Join "
+                            "them into one pair whose block holds all partners, or leave both out."
+                        )
+                found.append((part, pair))

@@ -1,0 +1,210 @@
+"""SAGGS: any Adam-like optimizer, with the gauge of symmetry pairs fixed every few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from torch.optim import Optimizer
+
+from ..checks import require_bool, require_int
+from .exponents import exponents_of, refuse_settings, refuse_state
+from .pairs import Pair, as_pairs
+from .transport import Balanced, balance_pair, require_damping
+
+
+class SAGGS(Optimizer):
+    """Balances the norms of symmetry pairs before the first step and then every T steps.
+
+        c = (|B|_F / |A|_F)^(damping / 2)     A <- c A     B <- B / c
+        exp_avg_A <- exp_avg_A / c            exp_avg_sq_A <- exp_avg_sq_A / c^2     B: inversely
+
+    The function of the network does not change, nor does what the moments know of it; what
+    changes is how large an Adam step is beside each matrix.
+
+    It is used like the optimizer it wraps: `param_groups`, `state` and `defaults` are those of
+    `optimizer`, so that schedulers, GradScaler, closures and hooks work on it. Its state dict is
+    that of `optimizer` with one entry more, and loads a state dict of the plain optimizer, after
+    which it balances before the next step (`at_start`).
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Adam, AdamW, NAdam, RAdam, Adamax, SGD, Muon, RMSprop or Adagrad (without coupled weight
+        decay where there are moments), or one that declares how its state scales.
+    pairs : list of ((A, bias or None), (B, bias or None))
+        Parameters or `Part`s of them, or what `find_pairs(model)` gives. Biases scale with their
+        matrix and do not count in its norm.
+    every : int or None
+        T; None balances before the first step alone.
+    damping : float in (0, 1]
+        1 equalises norms (hard), less moves log(|B|/|A|) by that fraction (Soft SAGGS).
+    at_start : bool
+        Balance before the first step. A restart from an unbalanced checkpoint needs it.
+    state_exponents : dict, optional
+        name -> n for every state the optimizer keeps: it scales like c^n when its parameter is
+        multiplied by c. Needed only for optimizers that are not known; an optimizer class may
+        carry it as an attribute of the same name.
+
+    Attributes
+    ----------
+    optimizer : the wrapped optimizer
+    pairs : list of Pair
+    steps : int
+        Steps taken.
+    balanced : list of Balanced
+        What the last balancing did to every pair, with the reason where one was skipped.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For bad arguments, parameters of pairs that the optimizer does not have, coupled weight
+        decay, and unknown optimizers (at once) or states (at the first step, before any harm).
+
+    Notes
+    -----
+    Our reading of *Symmetry-Aware Gradient Geometry Stabilization*, of which the abstract alone is
+    public. A pair with a frozen half, a zero norm or a non-finite one is skipped. Clipping by the
+    total gradient norm depends on the gauge: it is not invariant under rescaling a pair.
+
+    Examples
+    --------
+    >>> model = torch.nn.TransformerEncoderLayer(16, 4, 32, activation="relu")
+    >>> inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> optimizer = SAGGS(inner, find_pairs(model), every=100)
+    """
+
+    # GradScaler then unscales the gradients itself and leaves out the steps it skips
+    _step_supports_amp_scaling = False
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        pairs: Iterable,
+        every: int | None = 100,
+        damping: float = 1.0,
+        at_start: bool = True,
+        *,
+        state_exponents: Mapping[str, int] | None = None,
+    ):
+        exponents = exponents_of(optimizer, state_exponents)
+        if isinstance(optimizer, SAGGS):
+            raise TypeError(
+                "optimizer must be a plain optimizer; got SAGGS. Join the pairs into one SAGGS."
+            )
+        pairs = as_pairs(pairs)
+        refuse_settings(optimizer, pairs)
+        refuse_state(optimizer, pairs, exponents)
+        _refuse_missing(optimizer, pairs)
+        # Optimizer.__init__ would make groups and state of its own; this is its other entrance
+        self.__setstate__(
+            {
+                "optimizer": optimizer,
+                "pairs": pairs,
+                "every": None if every is None else require_int("every", every),
+                "damping": require_damping(damping),
+                "at_start": require_bool("at_start", at_start),
+                "steps": 0,
+                "balanced": [],
+                "_exponents": exponents,
+                "_seen_state": False,
+            }
+        )
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict:
+        return self.optimizer.defaults
+
+    @property
+    def state_exponents(self) -> dict[str, int]:
+        """How the states scale with their parameter's factor; `balance` and `rescale_pair` look."""
+        return dict(self._exponents)
+
+    def balance(self) -> list[Balanced]:
+        """Balance now: parameters, state and gradients. `step` does it when it is due."""
+        refuse_settings(self.optimizer, self.pairs)
+        refuse_state(self.optimizer, self.pairs, self._exponents)
+        self.balanced = [
+            balance_pair(pair, self.damping, self.optimizer, self._exponents) for pair in self.pairs
+        ]
+        return self.balanced
+
+    def due(self) -> bool:
+        """Will the next step balance first?"""
+        if self.steps == 0:
+            return self.at_start
+        return self.every is not None and self.steps % self.every == 0
+
+    def step(self, closure: Callable[[], float] | None = None):
+        """Balance if it is due, then one step of the wrapped optimizer."""
+        if self.due():
+            self.balance()
+        loss = self.optimizer.step(closure)
+        self.steps += 1
+        if not self._seen_state:  # states come into being in the first step
+            refuse_state(self.optimizer, self.pairs, self._exponents)
+            self._seen_state = True
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Add to the wrapped optimizer; pairs stay as they are."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict:
+        """The wrapped optimizer's, with the count of steps under "saggs"."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state = self.optimizer.state_dict() | {"saggs": {"steps": self.steps}}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, state)
+            state = state if changed is None else changed
+        return state
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state dict of SAGGS, or of the plain optimizer; then the next step is the first.
+
+        `every`, `damping` and `at_start` stay as they were given.
+        """
+        state_dict = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        own = state_dict.pop("saggs", {"steps": 0})
+        steps = require_int('state_dict["saggs"]["steps"]', own["steps"], 0)
+        self.optimizer.load_state_dict(state_dict)
+        self.steps, self._seen_state = steps, False
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def __getstate__(self) -> dict:
+        names = ("optimizer", "pairs", "every", "damping", "at_start", "steps", "balanced")
+        return {name: getattr(self, name) for name in (*names, "_exponents", "_seen_state")}
+
+    def __repr__(self) -> str:
+        return (
+            f"SAGGS({len(self.pairs)} pairs, every={self.every}, damping={self.damping:g}, "
+            f"at_start={self.at_start}, optimizer={self.optimizer!r})"
+        )
+
+
+def _refuse_missing(optimizer: Optimizer, pairs: list[Pair]) -> None:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for pair in pairs:
+        for part in pair.parts:
+            if part.parameter.requires_grad and id(part.parameter) not in held:
+                raise ValueError(
+                    f"optimizer must hold every parameter of the pairs; {part.name or 'one'} of "
+                    f"{pair.name or 'a pair'} is not among its parameters, so the state of "
+                    "whatever trains it could not follow. Add it, freeze it (requires_grad=False), "
+                    "or leave the pair out."
+                )
