@@ -28,7 +28,7 @@ lint: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.exit("ipslimit needs Python >= 3.10; set PYTHON=python3.12, say" \
 		if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,text]"
 	@touch $@
 
 clean:
