@@ -1,5 +1,7 @@
 """The geometry of a trajectory from inner products, against the singular value decomposition."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,7 +86,7 @@ def test_orthogonal_displacements_have_no_backbone():
 def test_blocks_of_parameters_add_up(cuts):
     theta = points()
     edges = [0, *sorted(cuts), theta.shape[1]]
-    blocks = [theta[:, a:b] for a, b in zip(edges[:-1], edges[1:])]
+    blocks = [theta[:, a:b] for a, b in itertools.pairwise(edges)]
     summed = gram_matrix(displacements(blocks, len(theta) - 1))
     np.testing.assert_allclose(summed, trajectory_of(theta).gram, rtol=1e-12)
 
