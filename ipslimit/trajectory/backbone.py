@@ -88,8 +88,7 @@ class Backbone:
         Unlike `share` it is not normalised row by row: late, large displacements count most.
         """
         return float(
-            np.square(self.coordinates(which)).sum()
-            / np.square(self.trajectory.norms(which)).sum()
+            np.square(self.coordinates(which)).sum() / np.square(self.trajectory.norms(which)).sum()
         )
 
     def excursion(self, which, start: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ geometry follows from the K x K matrix of inner products, and that is a sum over
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -176,9 +177,7 @@ class Trajectory:
         return Rolling(
             steps=self.steps[width - 1 :],
             with_whole=np.array([abs(window.cosine_with(whole)) for window in windows]),
-            with_previous=np.array(
-                [abs(a.cosine_with(b)) for a, b in zip(windows[:-1], windows[1:], strict=True)]
-            ),
+            with_previous=np.array([abs(a.cosine_with(b)) for a, b in itertools.pairwise(windows)]),
             shares=np.array([window.share for window in windows]),
         )
 
