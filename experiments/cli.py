@@ -11,6 +11,7 @@ import tyro
 
 from ipslimit.checks import resolve_device
 
+from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .store import prepare_folder
 from .study import Flat, Study, StudyError
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
     command = tyro.cli(
         Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
-        | Annotated[CompareCommand, tyro.conf.subcommand("compare")],
+        | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
+        | Annotated[BoundaryCommand, tyro.conf.subcommand("boundary")],
         prog="ipslimit",
         description="How fast deep, many-headed transformers approach their mean-field limit.",
         args=arguments,

@@ -164,8 +164,6 @@ def _read_imdb(folder: Path, half: str) -> Part:
     texts, labels, movies = [], [], []
     for label, name in enumerate(("neg", "pos")):
         place = folder / half / name
-        # review ID_RATING.txt is about the movie in line ID of urls_NAME.txt
-        urls = _lines(folder / half / f"urls_{name}.txt")
         files = [
             (m, path) for path in _files(place) if (m := re.match(r"(\d+)_\d+\.txt$", path.name))
         ]
@@ -174,6 +172,8 @@ def _read_imdb(folder: Path, half: str) -> Part:
                 f"{place} must hold reviews named ID_RATING.txt, as aclImdb has them; found none. "
                 "Give the folder that holds train and test: --data imdb:PATH."
             )
+        # review ID_RATING.txt is about the movie in line ID of urls_NAME.txt
+        urls = _lines(folder / half / f"urls_{name}.txt")
         for match, path in sorted(files, key=lambda item: int(item[0][1])):
             number = int(match[1])
             if number >= len(urls):
