@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, Union
 
 import tyro
 
 from ipslimit.checks import resolve_device
 
+from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .rebalance.command import RebalanceCommand
 from .store import prepare_folder
@@ -74,12 +75,18 @@ class CompareCommand:
         print(f"\nwritten to {self.out}: compare.png, errors.csv, paths.csv")
 
 
+COMMANDS = {
+    "sweep": SweepCommand,
+    "compare": CompareCommand,
+    "boundary": BoundaryCommand,
+    "rebalance": RebalanceCommand,
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
     command = tyro.cli(
-        Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
-        | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
-        | Annotated[RebalanceCommand, tyro.conf.subcommand("rebalance")],
+        Union[tuple(Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items())],
         prog="ipslimit",
         description="How fast deep, many-headed transformers approach their mean-field limit.",
         args=arguments,

@@ -100,6 +100,7 @@ def check_options(options: dict) -> None:
         raise ValueError(
             f"centre must be one of {CENTRES}; got {shown(options['centre'])}. Use centre='batch'."
         )
+    require_bool("compensate", options["compensate"])
     require_bool("maximize", options["maximize"])
     if options["foreach"] is not None:
         require_bool("foreach", options["foreach"])

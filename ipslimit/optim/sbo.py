@@ -47,6 +47,9 @@ class SBOAdamW(torch.optim.Optimizer):
         means, the step's included; or the mean of the first step, or of `calibrate`, for good.
     centre_decay : float in [0, 1)
         c <- centre_decay c + (1 - centre_decay) mean for "ema"; the first mean is taken whole.
+    compensate : bool
+        Leave the -dW c out of db where False: an ablation, in which the weight moves the boundary
+        although its gradient has no part in that.
     maximize : bool
     foreach : bool or None
         As in torch.optim.AdamW: None uses the foreach path where torch thinks it faster.
@@ -100,6 +103,7 @@ class SBOAdamW(torch.optim.Optimizer):
         centre: str = "batch",
         *,
         centre_decay: float = 0.99,
+        compensate: bool = True,
         maximize: bool = False,
         foreach: bool | None = None,
         exclude: Sequence[str | nn.Module] = (),
@@ -112,6 +116,7 @@ class SBOAdamW(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "centre": centre,
             "centre_decay": centre_decay,
+            "compensate": compensate,
             "maximize": maximize,
             "foreach": foreach,
         }
@@ -183,6 +188,7 @@ class SBOAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             refuse_sparse(group["params"])
         moving, skipped = self._moving()
+        options = self._options()
         gradients = {}
         for m, centre in moving:
             shape = gradients.get(m.weight, m.weight.grad)
@@ -195,7 +201,8 @@ class SBOAdamW(torch.optim.Optimizer):
             self._adamw(group, kept, 0.0, gradients)
             self._adamw(group, decayed, group["weight_decay"], gradients)
         for m, centre in moving:
-            m.rows(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
+            if options[m.weight]["compensate"]:
+                m.rows(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
         self.means.reset()
         return loss
 

@@ -1,0 +1,221 @@
+"""What the runs of a boundary experiment say, as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from ..intervals import Estimate, over_seeds
+from ..study import StudyError
+from .cells import Cell, early_cells
+from .methods import METHODS
+from .setting import BoundarySetting
+
+PAPER = {"R1": 0.664, "R2": 134.7, "R3": 0.994, "accuracy adamw": 0.8168, "accuracy sbo": 0.8581}
+QUANTITIES = ("R1", "R2", "R3", "energy", "bias", "effective_bias", "drift")
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodResult:
+    """One method at its chosen learning rate.
+
+    Attributes
+    ----------
+    method : str
+    lr : float
+        The one with the highest validation accuracy at the last step, as a mean over seeds.
+    tried : dict lr -> mean validation accuracy
+    test : Estimate of the test accuracy at the last step
+    test_best : Estimate of the test accuracy at the evaluation that is best in validation
+    difference : Estimate of test minus AdamW's, seed by seed; None for AdamW or without it
+    quantities : dict name -> Estimate, from the probe
+    diverged : int, seeds with a non-finite loss at the chosen learning rate
+    """
+
+    method: str
+    lr: float
+    tried: dict[float, float]
+    test: Estimate
+    test_best: Estimate
+    difference: Estimate | None
+    quantities: dict[str, Estimate]
+    diverged: int
+
+    def as_dict(self) -> dict:
+        found = {"method": self.method, "label": METHODS[self.method].label, "lr": self.lr}
+        found["validation_of_lr"] = {f"{lr:g}": value for lr, value in self.tried.items()}
+        for name in ("test", "test_best", "difference"):
+            estimate = getattr(self, name)
+            found[name] = None if estimate is None else estimate.as_dict()
+        found["quantities"] = {name: e.as_dict() for name, e in self.quantities.items()}
+        return found | {"diverged": self.diverged}
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A figure that was known beforehand, and whether it came out so.
+
+    Attributes
+    ----------
+    what : str
+    low, high : float
+        The window; infinite where it is open.
+    measured : float
+    """
+
+    what: str
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+    def text(self) -> str:
+        if math.isinf(self.high):
+            window = f">= {self.low:g}"
+        else:
+            window = f"{self.low:g} .. {self.high:g}"
+        verdict = "inside" if self.inside else "OUTSIDE"
+        return f"{self.what}: {self.measured:.4g}, expected {window}: {verdict}"
+
+
+class BoundaryResult:
+    """Tables of an experiment.
+
+    Parameters
+    ----------
+    setting : BoundarySetting
+    found : dict Cell -> what `run_cell` returned
+
+    Raises
+    ------
+    StudyError
+        If every run of some method diverged.
+    """
+
+    def __init__(self, setting: BoundarySetting, found: dict[Cell, dict]):
+        self.setting, self.found = setting, found
+        self.corpus = next(iter(found.values()))["corpus"]
+        chosen = {method: self._choose(method) for method in setting.methods}
+        self._cells = {method: self._seeds(method, lr) for method, (lr, _) in chosen.items()}
+        self.methods = {method: self._method(method, *chosen[method]) for method in setting.methods}
+        self.early = {
+            width: over_seeds(
+                [found[c]["summary"]["R2"] for c in early_cells(setting) if c.width == width]
+            )
+            for width in sorted(setting.widths)
+        }
+
+    def runs(self, method: str) -> list[dict]:
+        """The runs of a method at its chosen learning rate, seed by seed."""
+        return [self.found[cell] for cell in self._cells[method]]
+
+    def _seeds(self, method: str, lr: float) -> list[Cell]:
+        setting = self.setting
+        width, steps = setting.architecture.width, setting.steps
+        return [Cell(method, lr, width, steps, seed) for seed in range(setting.seeds)]
+
+    def _choose(self, method: str) -> tuple[float, dict[float, float]]:
+        tried = {}
+        for lr in self.setting.lrs:
+            last = [_last(self.found[c], "validation_accuracy") for c in self._seeds(method, lr)]
+            # a learning rate at which some seed diverges is not one to choose
+            tried[lr] = float(np.mean(last))
+        usable = {lr: value for lr, value in tried.items() if math.isfinite(value)}
+        if not usable:
+            raise StudyError(
+                f"{METHODS[method].label} diverged at every learning rate "
+                f"({', '.join(f'{lr:g}' for lr in self.setting.lrs)}). Give lower ones: --lrs"
+            )
+        return max(usable, key=usable.get), tried
+
+    def _method(self, method: str, lr: float, tried: dict[float, float]) -> MethodResult:
+        runs = self.runs(method)
+        test = [_last(run, "test_accuracy") for run in runs]
+        difference = None
+        if method != "adamw" and "adamw" in self._cells:
+            reference = [_last(run, "test_accuracy") for run in self.runs("adamw")]
+            difference = over_seeds(np.subtract(test, reference))
+        return MethodResult(
+            method=method,
+            lr=lr,
+            tried=tried,
+            test=over_seeds(test),
+            test_best=over_seeds([_at_best(run) for run in runs]),
+            difference=difference,
+            quantities={q: over_seeds([run["summary"][q] for run in runs]) for q in QUANTITIES},
+            diverged=sum(run["diverged_at"] is not None for run in runs),
+        )
+
+    def windows(self) -> list[Window]:
+        """Figures known from a prototype (d = 64, 560 steps, lr 3e-3), for what was measured."""
+        found = []
+        adamw, sbo = self.methods.get("adamw"), self.methods.get("sbo")
+        if adamw:
+            q = adamw.quantities
+            found.append(Window("AdamW R1 (no keys)", 0.5, 0.95, q["R1"].mean))
+            found.append(Window("AdamW R2 (no keys)", 15.0, math.inf, q["R2"].mean))
+            found.append(Window("AdamW R3 (no keys)", 0.94, 1.0, q["R3"].mean))
+        if {64, 256} <= set(self.early):
+            ratio = self.early[256].mean / self.early[64].mean
+            found.append(Window("R2 at width 256 over width 64", 3.0, 7.0, ratio))
+        if adamw and sbo:
+            a, b = adamw.quantities, sbo.quantities
+            ratio = _ratio(a["energy"].mean, b["energy"].mean)
+            found.append(Window("boundary energy, AdamW over SBO", 50.0, math.inf, ratio))
+            ratio = _ratio(b["bias"].mean, a["bias"].mean)
+            found.append(Window("|b|, SBO over AdamW", 5.0, math.inf, ratio))
+        for method in ("sbo-ema", "centred"):
+            if adamw and method in self.methods:
+                points = 100 * self.methods[method].difference.mean
+                what = f"{METHODS[method].label} minus AdamW, points of test accuracy"
+                found.append(Window(what, -3.0, 3.0, points))
+        return found
+
+    def as_dict(self) -> dict:
+        """The content of boundary.json, but for the curves."""
+        return {
+            "corpus": self.corpus,
+            "paper": PAPER,
+            "methods": [result.as_dict() for result in self.methods.values()],
+            "early_R2": {str(width): e.as_dict() for width, e in self.early.items()},
+            "windows": [
+                dataclasses.asdict(window) | {"inside": window.inside} for window in self.windows()
+            ],
+        }
+
+    def curves(self) -> dict[str, dict[str, list[float]]]:
+        """method -> name -> means over seeds, step by step."""
+        found = {}
+        for method in self.methods:
+            runs = self.runs(method)
+            found[method] = {
+                name: np.mean([run["curves"][name] for run in _whole(runs)], axis=0).tolist()
+                for name in QUANTITIES
+            }
+        return found
+
+
+def _whole(runs: list[dict]) -> list[dict]:
+    """Runs that did not diverge; there is one for every chosen learning rate."""
+    return [run for run in runs if run["diverged_at"] is None]
+
+
+def _last(run: dict, name: str) -> float:
+    if run["diverged_at"] is not None or not run["evaluations"]:
+        return math.nan
+    return run["evaluations"][-1][name]
+
+
+def _at_best(run: dict) -> float:
+    if run["diverged_at"] is not None:
+        return math.nan
+    return max(run["evaluations"], key=lambda found: found["validation_accuracy"])["test_accuracy"]
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf

@@ -1,0 +1,70 @@
+"""Reviews as numbers: what a text classifier is trained and tested on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from ipslimit.checks import require_int
+
+from .batches import Batches
+from .reviews import Part, load_reviews, require_data
+from .words import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSetting:
+    """Which reviews, and how they are read."""
+
+    data: str = "rotten-tomatoes"
+    """rotten-tomatoes (downloaded once), or imdb:PATH (the unpacked folder aclImdb)."""
+    vocabulary: int = 8192
+    """Most frequent words that have a number of their own."""
+    longest: int = 64
+    """Words of a review that are read (for IMDb, 256 is usual)."""
+    batch: int = 64
+    """Reviews in a batch."""
+    split_seed: int = 0
+    """Seed of the split by movie."""
+
+    def check(self) -> None:
+        """Refuse bad values with a ValueError or TypeError that names the setting."""
+        require_data(self.data)
+        require_int("vocabulary", self.vocabulary, 3)
+        require_int("longest", self.longest)
+        require_int("batch", self.batch)
+        require_int("split_seed", self.split_seed, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Batches of the three parts, and the vocabulary of the training part."""
+
+    train: Batches
+    validation: Batches
+    test: Batches
+    vocabulary: Vocabulary
+    source: str
+
+    def describe(self) -> dict:
+        """Plain numbers, for a result file. `majority` is the share of the larger class."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        counted = {name: len(part.texts) for name, part in parts.items()}
+        ones = {name: float(part.labels.double().mean()) for name, part in parts.items()}
+        majority = {name: max(share, 1.0 - share) for name, share in ones.items()}
+        words = len(self.vocabulary)
+        return {"source": self.source, "reviews": counted, "majority": majority, "words": words}
+
+
+@functools.lru_cache(maxsize=1)
+def load_corpus(setting: CorpusSetting) -> Corpus:
+    """The corpus of a setting; kept, since a process trains on it many times."""
+    reviews = load_reviews(setting.data, setting.split_seed)
+    vocabulary = Vocabulary.of(reviews.train.texts, setting.vocabulary)
+
+    def encoded(part: Part) -> Batches:
+        texts = [vocabulary.encode(text, setting.longest) for text in part.texts]
+        return Batches(texts, part.labels, setting.batch)
+
+    parts = (encoded(part) for part in (reviews.train, reviews.validation, reviews.test))
+    return Corpus(*parts, vocabulary, reviews.source)
