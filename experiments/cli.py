@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Union
+from typing import Annotated, NoReturn
 
 import tyro
 
@@ -86,7 +88,10 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
     command = tyro.cli(
-        Union[tuple(Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items())],
+        functools.reduce(
+            operator.or_,
+            (Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items()),
+        ),
         prog="ipslimit",
         description="How fast deep, many-headed transformers approach their mean-field limit.",
         args=arguments,
