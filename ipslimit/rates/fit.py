@@ -6,7 +6,7 @@ from numbers import Real
 
 from .joint import POWERS, JointFit, fit_joint
 from .settings import check_settings, reference_errors
-from .single import RateFit, Refused, fit_range, fit_seeds, plain
+from .single import Floor, RateFit, Refused, fit_range, fit_seeds, plain
 from .table import read_table
 
 KEYS = ("step", "variable", "norm", "set")
@@ -123,8 +123,10 @@ def fit_rates(
         Columns step, variable ("x", "p", "theta"), term ("bias", "fluctuation", "total"; rows of
         other terms are ignored), norm ("rms", "sup"), set ("train", "probe"), L, H, seed, error.
         One row per seed. Bias rows have H = inf and one row per L; random terms at H = inf are
-        ignored. A non-finite error is a diverged run: left out and counted.
-    reference_error : float or mapping from variable to float
+        ignored. A non-finite error is a diverged run: left out and counted. Rows of term
+        "quadrature" (H = inf, one per scrambling, see `ipslimit.errors.quadrature_table`) say how
+        well the nodes of a sampled law stand for it, see Notes.
+    reference_error : float, or mapping from variable or (step, variable) to float
         The limit solution's own error, in the units of the errors. Bias and total cells below 10
         times it are left out, and it widens their intervals; the fluctuation, a difference of
         two particle runs, does not contain it.
@@ -166,26 +168,41 @@ def fit_rates(
     99 % of cases for corrections up to 0.33, in 92 to 96 % for 0.5 and 0.6, at 1.2 to 1.9 times
     the width of an oracle that knows the noise and that there is no correction.
 
+    *Quadrature.* With a sampled law the fluctuation is measured from the whole law's nodes, whose
+    error delta (root mean square over scramblings, largest over L) is independent of the draws:
+    e^2 = fluctuation^2 + delta^2 - 2 <mean of the draws, delta>. Fluctuation cells below 3 delta
+    are left out; the others widen the interval by what delta could have done to their log errors,
+    (delta/e)^2/2 + (delta/e)/sqrt(seeds), in the least favourable combination of signs. In the
+    total delta counts as the limit's error does. The bias is a difference of two solutions on the
+    same nodes: delta moves its constant, not its exponent, and is left out of its range.
+
     *Bias.* Nothing is random, so the interval is called a fit range: the fit with a free k/L,
     plus or minus its largest shift to the plain fit or without one size.
     """
     settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
     groups = read_table(table)
-    reference = reference_errors(reference_error, {variable for _, variable, _, _ in groups})
+    reference = reference_errors(reference_error, {(step, v) for step, v, _, _ in groups})
     fits, joint, refused = [], [], []
     for group, terms in groups.items():
         about = dict(zip(KEYS, group, strict=True))
+        own = reference[group[:2]]
+        scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
+        quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
+        floors = {
+            "bias": Floor(own),
+            "fluctuation": Floor(0.0, quadrature),
+            "total": Floor(own + quadrature),  # of the bias too, which the draws do not average
+        }
         for term, cells in terms.items():
             cells = [c for c in cells if _inside(c, settings.window)]
-            floor = 0.0 if term == "fluctuation" else reference[about["variable"]]
-            for size, at, part, fit in _tasks(term, cells, settings, floor):
+            for size, at, part, fit in _tasks(term, cells, settings, floors[term]):
                 named = {**about, "term": term, "size": size, "at": at}
                 try:
                     fits.append(RateFit(**named, **fit(part)))
                 except Refused as why:
                     refused.append(_refusal(named, why))
             if term == "total":
-                joint += _both_models(about, cells, settings, floor, refused)
+                joint += _both_models(about, cells, settings, floors[term], refused)
     return RateFits(fits, joint, refused, settings.as_dict())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from .leastsquares import BEYOND, Undetermined, corrections, estimate
-from .single import Refused, choose, need_sizes, reference_reach, with_seeds
+from .single import Refused, choose, need_sizes, with_seeds
 
 # How the parts add up: error^power = bias^power + fluctuation^power.
 POWERS = {"sum": 1, "quadrature": 2}
@@ -74,14 +74,14 @@ class JointFit:
         return {**out, "term": "total"}
 
 
-def fit_joint(cells, model, settings, reference):
+def fit_joint(cells, model, settings, floor):
     """Fit one of the two joint models in log error by penalised least squares.
 
     Bias-dominated cells scatter less than fluctuation-dominated ones, so the weights follow the
     noise, smoothed in log L and log H. Bias (in L) and fluctuation (in L and in H) have
     corrections to scaling of their own, with the same allowance as in the single fits.
     """
-    cells, diverged, notes = choose(cells, reference)
+    cells, diverged, notes = choose(cells, floor)
     cells = with_seeds(cells, notes)
     window = {of: need_sizes(cells, of, notes) for of in ("L", "H")}
     if len(cells) <= len(NAMES):
@@ -106,8 +106,7 @@ def fit_joint(cells, model, settings, reference):
     except Undetermined as why:
         raise Refused(str(why)) from None
     half = [
-        found.half_width(j, settings.level) + reference_reach(found.map[j], cells, reference)
-        for j in range(4)
+        found.half_width(j, settings.level) + floor.reach(found.map[j], cells) for j in range(4)
     ]
     # The constant b lies outside the data, at L = H = 1, and is less well known than g and h.
     if not (max(half[2:]) < USELESS and half[1] < 10 * USELESS):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from .noise import resample
-from .single import FLOOR, LEAST_SIZES, Refused, plain
+from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Settings:
         return {
             "window": {of: [plain(v) for v in pair] for of, pair in self.window.items()},
             "least_sizes": LEAST_SIZES,
-            "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error",
+            "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error; fluctuation of "
+            f"sampled laws: error >= {QUADRATURE_FLOOR:g} x the quadrature error",
             "correction": f"random terms: factor exp(k/s + k'/s^2), k and k' ~ N(0, "
             f"{self.correction:g}^2), s = L in fits in L and L H in fits in H; "
             "bias: k/L fitted freely with weight L",
@@ -73,17 +74,21 @@ def _window(window):
     return whole
 
 
-def reference_errors(given, variables):
-    """The limit's own error by variable, from one number or a mapping."""
-    if isinstance(given, Mapping):
-        missing = sorted(variables - set(given))
-        if missing:
-            raise ValueError(f"reference_error lacks {', '.join(missing)}; give 0.0 if exact")
-    else:
-        given = dict.fromkeys(variables, given)
+def reference_errors(given, cases):
+    """The limit's own error by (step, variable), from one number or a mapping."""
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys(cases, given)
+    missing = sorted({v for step, v in cases if (step, v) not in given and v not in given})
+    if missing:
+        raise ValueError(f"reference_error lacks {', '.join(missing)}; give 0.0 if exact")
     return {
-        v: _real("reference_error", given[v], "finite and >= 0", lambda e: 0 <= e < math.inf)
-        for v in variables
+        case: _real(
+            "reference_error",
+            given[case] if case in given else given[case[1]],
+            "finite and >= 0",
+            lambda e: 0 <= e < math.inf,
+        )
+        for case in cases
     }
 
 

@@ -13,6 +13,47 @@ LEAST_SIZES = 3
 # Bias and total contain the limit's own error delta. At error = 10 delta a tenth may be false,
 # which moves a corrected slope by about 0.2: nearer to delta a size spoils more than it tells.
 FLOOR = 10.0
+# The quadrature error delta of a sampled law is independent of the draws, so it adds to a
+# fluctuation e in squares: to log e it adds 1/2 (delta/e)^2, plus at most (delta/e) / sqrt(seeds)
+# from the mean of the draws. At e = 3 delta and 16 seeds that is 0.06 + 0.08.
+QUADRATURE_FLOOR = 3.0
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What an error cannot be told from.
+
+    Attributes
+    ----------
+    reference : float
+        Error of what is measured from, which may move a cell's error by as much, either way.
+    quadrature : float
+        The same of one that is independent of the seeds' draws.
+    """
+
+    reference: float = 0.0
+    quadrature: float = 0.0
+
+    def clears(self, cell):
+        """Whether the cell's error stands clear of the floor."""
+        error = math.exp(cell.log_error)
+        return error >= FLOOR * self.reference and error >= QUADRATURE_FLOOR * self.quadrature
+
+    def reach(self, row, cells):
+        """Largest change of a parameter, given its change per change of each log error."""
+        error = np.array([math.exp(c.log_error) for c in cells])
+        seeds = np.array([len(c.seeds) for c in cells])
+        share = self.quadrature / error
+        relative = self.reference / error + share**2 / 2 + share / np.sqrt(seeds)
+        return float(np.abs(row) @ relative)
+
+    def __str__(self):
+        parts = []
+        if self.reference:
+            parts.append(f"{FLOOR:g} x the limit's error")
+        if self.quadrature:
+            parts.append(f"{QUADRATURE_FLOOR:g} x the quadrature error")
+        return " or ".join(parts)
 
 
 class Refused(Exception):
@@ -104,8 +145,8 @@ class RateFit:
         return out
 
 
-def choose(cells, reference):
-    """The cells above the limit's floor, the number of diverged runs, and notes for the reader.
+def choose(cells, floor):
+    """The cells above the floor, the number of diverged runs, and notes for the reader.
 
     Raises `Refused` where log axes cannot show the data.
     """
@@ -118,11 +159,9 @@ def choose(cells, reference):
         raise Refused("every run diverged")
     if any(not c.errors.any() for c in usable):
         raise Refused("an error is exactly zero, which a power law has no place for")
-    above = [c for c in usable if math.exp(c.log_error) >= FLOOR * reference]
+    above = [c for c in usable if floor.clears(c)]
     if len(above) < len(usable):
-        notes.append(
-            f"{len(usable) - len(above)} cell(s) below {FLOOR:g} x the limit's error left out"
-        )
+        notes.append(f"{len(usable) - len(above)} cell(s) below {floor} left out")
     return above, diverged, notes
 
 
@@ -152,14 +191,14 @@ def with_seeds(cells, notes):
     return kept
 
 
-def fit_seeds(cells, of, other, settings, reference):
+def fit_seeds(cells, of, other, settings, floor):
     """Exponent of a random term in the size `of`, with a constant for each size `other`.
 
     Every cell has the same weight per seed: by the central limit theorem the law of the scaled
     fluctuation, and so the relative noise, is the same in all cells up to corrections, while
     variances of single cells would be noisy weights. Their own variances still make the interval.
     """
-    cells, diverged, notes = choose(cells, reference)
+    cells, diverged, notes = choose(cells, floor)
     cells = with_seeds(cells, notes)
     if other is not None:
         # A constant of its own takes up one size, leaving one out another.
@@ -184,7 +223,7 @@ def fit_seeds(cells, of, other, settings, reference):
     parameters = found.map @ y
     if found.surprising(parameters):
         notes.append(BEYOND)
-    reach = reference_reach(found.map[0], cells, reference)
+    reach = floor.reach(found.map[0], cells)
     half = found.half_width(0, settings.level) + reach
     return {
         "exponent": float(parameters[0]),
@@ -202,7 +241,7 @@ def fit_seeds(cells, of, other, settings, reference):
     }
 
 
-def fit_range(cells, settings, reference):
+def fit_range(cells, settings, floor):
     """Exponent of the deterministic bias: no seeds, but several reasonable fits.
 
     The centre is the fit with a correction, log e = c + g log L + k/L, weighted by L: what it
@@ -212,7 +251,7 @@ def fit_range(cells, settings, reference):
     plain one if only three sizes are there) -- both ways, since a correction of higher order
     moves all these fits to one side of the truth -- plus the reach of the limit's error.
     """
-    cells, diverged, notes = choose(cells, reference)
+    cells, diverged, notes = choose(cells, floor)
     sizes = need_sizes(cells, "L", notes)
     size = np.array([c.L for c in cells])
     y = np.array([c.log_error for c in cells])
@@ -222,7 +261,7 @@ def fit_range(cells, settings, reference):
         keep = np.arange(len(cells)) != leave
         part = _line(size[keep], corrected=len(cells) > LEAST_SIZES)
         shifts.append(part[1] @ y[keep] - centre[1] @ y)
-    half = max(map(abs, shifts)) + reference_reach(centre[1], cells, reference)
+    half = max(map(abs, shifts)) + floor.reach(centre[1], cells)
     exponent = float(centre[1] @ y)
     return {
         "exponent": exponent,
@@ -249,9 +288,3 @@ def _line(size, corrected):
     columns = [np.ones_like(size), np.log(size)] + ([1 / size] if corrected else [])
     weight = size if corrected else np.ones_like(size)
     return np.linalg.pinv(np.column_stack(columns) * weight[:, None]) * weight
-
-
-def reference_reach(row, cells, reference):
-    """Largest change of a parameter by an error of the limit that has any sign in each cell."""
-    relative = [reference / math.exp(c.log_error) for c in cells]
-    return float(np.abs(row) @ relative)

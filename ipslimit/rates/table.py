@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 COLUMNS = ("step", "variable", "term", "norm", "set", "L", "H", "seed", "error")
-TERMS = ("bias", "fluctuation", "total")
+TERMS = ("bias", "fluctuation", "total", "quadrature")
+WHOLE = ("bias", "quadrature")  # terms of the whole law, H = inf
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ def read_table(table):
         H = _size(row, "H", number)
         if math.isinf(L):
             raise ValueError(f"table row {number}: L must be finite, got inf; H = inf is allowed")
-        if term == "bias" and math.isfinite(H):
+        if term in WHOLE and math.isfinite(H):
             raise ValueError(
-                f"table row {number}: a bias row must have H = inf (the whole law), got H = {H:g}"
+                f"table row {number}: a {term} row must have H = inf (the whole law), got H = {H:g}"
             )
-        if term != "bias" and math.isinf(H):
+        if term not in WHOLE and math.isinf(H):
             # x^{L,inf} is the bias again: it has no seeds and no place in a fit over seeds.
             continue
         error = _number(row, "error", number)
