@@ -105,6 +105,38 @@ def read_blob(path: Path, end: bytes = b"") -> bytes | None:
     return content
 
 
+class Cells:
+    """Finished cells of a study, in a folder; what is damaged counts as missing and is reported.
+
+    Attributes
+    ----------
+    damaged : list of str
+        Cells that could not be trusted.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = prepare_folder(folder)
+        self.damaged: list[str] = []
+
+    def path(self, name: str, *key: object) -> Path:
+        """Where the cell of this name and configuration lies."""
+        return self.folder / f"{name}-{digest(name, *key)}.json"
+
+    def read(self, path: Path) -> object | None:
+        """The content, or None if it must be computed."""
+        try:
+            return read_cell(path)
+        except DamagedFile as damage:
+            self.damaged.append(f"{damage}: computed again")
+            return None
+
+
+def digest(*parts: object) -> str:
+    """Twelve hexadecimal digits that name a configuration."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def write_csv(path: Path, rows: Iterable[dict], columns: list[str]) -> None:
     """Rows as CSV; floats are written so that reading gives the same number back."""
     with replacing(path) as file:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from typing import Annotated
 
 import numpy as np
@@ -247,9 +245,3 @@ class Study:
 
 class StudyError(ValueError):
     """A study that cannot be measured, though its settings are valid; the message says why."""
-
-
-def digest(*parts: object) -> str:
-    """Twelve hexadecimal digits that name a configuration."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

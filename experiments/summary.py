@@ -17,8 +17,8 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     ]
     if limit["quadrature_error"]:
         lines.append(
-            f"limit: quadrature error over heads {limit['quadrature_error']:.1e}; fluctuations "
-            "not well above it are mostly this error: raise --nodes"
+            f"limit: quadrature error over heads {limit['quadrature_error']:.1e}; fits leave out "
+            "fluctuations below 3 times it (in their own norm): raise --nodes"
         )
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
     lines += [f"damaged result file: {text}" for text in result.damaged]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,22 +14,16 @@ from tqdm import tqdm
 import ipslimit
 from ipslimit import Atoms, train_particles
 from ipslimit.checks import resolve_device
-from ipslimit.errors import bias_table, error_table, weak_table
+from ipslimit.errors import bias_table, error_table, quadrature_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
 from solvers import solve_limit
 
-from .store import (
-    DamagedFile,
-    prepare_folder,
-    read_cell,
-    replacing,
-    write_cell,
-    write_csv,
-    write_json,
-)
-from .study import Study, StudyError, digest
+from .store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
+from .study import Study, StudyError
 
+# Independent scramblings of a sampled law's nodes, beside the one errors are measured from.
+SCRAMBLINGS = 3
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
@@ -88,6 +83,15 @@ class SweepResult:
         }
 
 
+@dataclasses.dataclass
+class Plan:
+    """What of a sweep is there already: its cells by (L, H), and the limit's summary."""
+
+    done: dict[tuple[int, int | None], dict]
+    missing: list[tuple[int, int | None]]
+    limit: dict | None
+
+
 class Sweep:
     """All cells of a study; finished ones are read from `folder`, the others computed into it."""
 
@@ -95,14 +99,12 @@ class Sweep:
         study.check()
         self.study = study
         self.device = resolve_device(device)
-        self.folder = prepare_folder(folder)
-        self.cells = prepare_folder(self.folder / "cells")
+        self.cells = Cells(prepare_folder(folder) / "cells")
         self.problem = study.setting.make_problem()
         self.rule = study.setting.make_rule()
-        self.damaged: list[str] = []
         self._limit = None
-        setting = dataclasses.asdict(study.setting)
-        self._limit_key = digest("limit", setting, study.tol)
+        setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
+        self._limit_path = self.cells.path("limit", setting, study.tol)
         self._cell_key = (
             setting,
             study.tol,
@@ -113,31 +115,29 @@ class Sweep:
 
     def run(self, progress: bool = True) -> SweepResult:
         """Compute what is missing, then fit; writes nothing but the cells."""
-        depths, heads = self.study.sizes.depths, self.study.sizes.heads
-        paths = {
-            (depth, count): self._path(depth, count) for depth in depths for count in (None, *heads)
-        }
-        done = {cell: content for cell, path in paths.items() if (content := self._read(path))}
-        missing = [cell for cell in paths if cell not in done]
-        limit = None if missing else self._read(self._limit_path())
-        bar = tqdm(
-            total=sum(self._cost(*cell) for cell in paths),
-            initial=sum(self._cost(*cell) for cell in done),
-            desc="sweep", unit="layer", unit_scale=True, disable=not progress, dynamic_ncols=True,
-        )  # fmt: skip
-        with bar:
-            if limit is None:
-                bar.set_postfix_str("limit")
-                limit = self._solve_limit()
-            whole = None
-            for depth, count in missing:
-                bar.set_postfix_str(f"L={depth} H={'inf' if count is None else count}")
-                if whole is None or whole.depth != depth:
-                    whole = self._train(depth, None)
-                done[depth, count] = self._measure(depth, count, whole)
-                write_cell(paths[depth, count], done[depth, count])
-                bar.update(self._cost(depth, count))
-        return self._collect([done[cell] for cell in paths], limit)
+        return run_sweeps([self], "sweep", progress)[0]
+
+    def plan(self) -> Plan:
+        """Read what there is."""
+        done = {c: found for c in self._cells() if (found := self.cells.read(self._path(*c)))}
+        missing = [cell for cell in self._cells() if cell not in done]
+        return Plan(done, missing, None if missing else self.cells.read(self._limit_path))
+
+    def finish(self, plan: Plan, bar: tqdm) -> SweepResult:
+        """Compute what the plan lacks; the bar moves by `cost` a cell."""
+        if plan.limit is None:
+            bar.set_postfix_str("limit")
+            plan.limit = self._solve_limit()
+        whole = None
+        for depth, count in plan.missing:
+            bar.set_postfix_str(f"L={depth} H={'inf' if count is None else count}")
+            if whole is None or whole.depth != depth:
+                whole = self._train(depth, None)
+            plan.done[depth, count] = self._measure(depth, count, whole)
+            write_cell(self._path(depth, count), plan.done[depth, count])
+            bar.update(self.cost(depth, count))
+        self._limit = None  # the trajectories are large, and nothing asks for them any more
+        return self._collect([plan.done[cell] for cell in self._cells()], plan.limit)
 
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
         rows = [row for content in contents for row in content["rows"]]
@@ -149,8 +149,11 @@ class Sweep:
             "predicted_cells": len(linear),
             "not_linear_cells": linear.count(False),
         }
-        fits = fit_rates(rows, reference_error=limit["error"])
-        return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, self.damaged)
+        # an error that grows with training must not be the floor of the steps before it
+        floors = {(step, variable): error for step, variable, error in limit["errors"]}
+        fits = fit_rates(rows, reference_error=floors | {"theta": limit["error"]})
+        damaged = self.cells.damaged
+        return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
 
     def _solve_limit(self) -> dict:
         setting = self.study.setting
@@ -163,33 +166,47 @@ class Sweep:
         self._limit = run
         summary = {
             "error": run.error,
+            "errors": self._limit_errors(run),
             "status": run.status,
             "message": run.message,
             "elements": run.grid.elements,
             "quadrature_error": run.quadrature_error,
             "loss": run.loss.tolist(),
         }
-        write_cell(self._limit_path(), summary)
+        write_cell(self._limit_path, summary)
         return summary
 
-    def _train(self, depth: int, count: int | None):
+    def _limit_errors(self, run) -> list[list]:
+        """[step, variable, estimated largest error on training and probe contexts]."""
+        sets = ("", "probe_") if self.problem.probes else ("",)
+        return [
+            [step, v, max(float(run.error_at(s + v, step, run.grid.nodes).max()) for s in sets)]
+            for step in run.steps
+            for v in "xp"
+        ]
+
+    def _train(self, depth: int, count: int | None, nodes_seed: int = 0):
         setting, sizes = self.study.setting, self.study.sizes
         return train_particles(
             self.problem, self.rule, depth, count, setting.steps,
             1 if count is None else sizes.seeds, sizes.root_seed, setting.recorded,
-            device=self.device, nodes=setting.nodes,
+            device=self.device, nodes=setting.nodes, nodes_seed=nodes_seed,
         )  # fmt: skip
 
     def _measure(self, depth: int, count: int | None, whole) -> dict:
         if self._limit is None:
             self._solve_limit()
+        exact = isinstance(self.problem.law, Atoms)
         if count is None:
-            diverged = int(whole.diverged.sum())
             rows = bias_table(whole, self._limit)
+            if not exact:
+                others = [self._train(depth, None, seed) for seed in range(1, SCRAMBLINGS + 1)]
+                rows += quadrature_table(whole, others)
+            diverged = int(whole.diverged.sum())
             return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
         run = self._train(depth, count)
         predicted = None
-        if self.study.constant and isinstance(self.problem.law, Atoms):
+        if self.study.constant and exact:
             predicted = predict_fluctuation(self.problem, self.rule, run, self.device)
         return {
             "rows": error_table(run, whole, self._limit, predicted),
@@ -199,29 +216,48 @@ class Sweep:
             "linear": None if predicted is None else predicted.status == "linear",
         }
 
-    def _cost(self, depth: int, count: int | None) -> int:
-        """Layers times distinct heads times seeds: what a cell's time is proportional to."""
-        law, seeds = self.problem.law, self.study.sizes.seeds
-        stored = law.heads.count if isinstance(law, Atoms) else self.study.setting.nodes
+    def cost(self, depth: int, count: int | None) -> int:
+        """Numbers touched in a cell, about: what its time is proportional to."""
+        setting, law, seeds = self.study.setting, self.problem.law, self.study.sizes.seeds
+        exact = isinstance(law, Atoms)
+        stored = law.heads.count if exact else setting.nodes
         if count is None:
-            return depth * stored
-        distinct = min(count, stored) if isinstance(law, Atoms) else count
-        predicted = 4 * stored if self.study.constant and isinstance(law, Atoms) else 0
-        return depth * seeds * (distinct + predicted)
+            passes = stored if exact else (1 + SCRAMBLINGS) * stored
+        else:
+            predicted = 4 * stored if self.study.constant and exact else 0
+            passes = seeds * ((min(count, stored) if exact else count) + predicted)
+        tokens = self.problem.B * setting.tokens
+        return (setting.steps + 1) * depth * passes * tokens * (setting.d + setting.tokens)
+
+    def costs(self, plan: Plan) -> tuple[int, int]:
+        """Cost of all cells, and of those that are done."""
+        done = sum(self.cost(*cell) for cell in plan.done)
+        return done + sum(self.cost(*cell) for cell in plan.missing), done
+
+    def _cells(self) -> list[tuple[int, int | None]]:
+        sizes = self.study.sizes
+        return [(depth, count) for depth in sizes.depths for count in (None, *sizes.heads)]
 
     def _path(self, depth: int, count: int | None) -> Path:
-        name = "inf" if count is None else str(count)
-        return self.cells / f"L{depth}-H{name}-{digest(depth, name, *self._cell_key)}.json"
+        name = f"L{depth}-H{'inf' if count is None else count}"
+        return self.cells.path(name, *self._cell_key)
 
-    def _limit_path(self) -> Path:
-        return self.cells / f"limit-{self._limit_key}.json"
 
-    def _read(self, path: Path) -> dict | None:
-        try:
-            return read_cell(path)
-        except DamagedFile as damage:
-            self.damaged.append(f"{damage}: computed again")
-            return None
+def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> list[SweepResult]:
+    """Several sweeps behind one progress bar, which shows the time left of them all."""
+    plans = [sweep.plan() for sweep in sweeps]
+    costs = [sweep.costs(plan) for sweep, plan in zip(sweeps, plans, strict=True)]
+    total, done = (sum(column) for column in zip(*costs, strict=True))
+    with progress_bar(total, done, name, progress) as bar:
+        return [sweep.finish(plan, bar) for sweep, plan in zip(sweeps, plans, strict=True)]
+
+
+def progress_bar(total: int, done: int, name: str, shown: bool = True) -> tqdm:
+    """Percentage, time spent and time left, of a work of which `done` was found finished."""
+    return tqdm(
+        total=total, initial=done, desc=name, disable=not shown, dynamic_ncols=True,
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}",
+    )  # fmt: skip
 
 
 def write_results(result: SweepResult, study: Study, folder: Path) -> None:

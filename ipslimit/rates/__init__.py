@@ -3,12 +3,22 @@
 The errors of a run are read by `table`; `noise` resamples the seeds; `leastsquares` holds the one
 estimator behind every random fit; `single` fits one exponent, `joint` the model
 a/L + b L^-g H^-h; `settings` holds the rules, fixed beforehand; `fit` walks through a study and
-collects what came out. `constant` compares the fluctuation with its prediction, without a fit.
+collects what came out. `trend` fits the slope of an error in any other size, such as the number of
+tokens; `constant` compares the fluctuation with its prediction, without a fit.
 """
 
 from .constant import constant_ratios
 from .fit import RateFits, fit_rates
 from .joint import JointFit
 from .single import RateFit
+from .trend import Trend, fit_trend
 
-__all__ = ["JointFit", "RateFit", "RateFits", "constant_ratios", "fit_rates"]
+__all__ = [
+    "JointFit",
+    "RateFit",
+    "RateFits",
+    "Trend",
+    "constant_ratios",
+    "fit_rates",
+    "fit_trend",
+]

@@ -186,7 +186,7 @@ def fit_rates(
     for group, terms in groups.items():
         about = dict(zip(KEYS, group, strict=True))
         own = reference[group[:2]]
-        scrambled = [c for c in terms.pop("quadrature", ()) if len(c.seeds)]
+        scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
         quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
         floors = {
             "bias": Floor(own),

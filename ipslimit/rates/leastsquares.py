@@ -90,7 +90,8 @@ def estimate(design, residual, noise, weight_variance, allowance, groupings):
     weight = 1.0 / weight_variance
     penalty = np.diag(1.0 / allowance**2)
     inverse, mapping = _solve(design, weight, penalty)
-    stat = np.einsum("pi,ij,pj->p", mapping, noise.covariance, mapping)
+    # shared draws may cancel to below zero by rounding
+    stat = np.maximum(np.einsum("pi,ij,pj->p", mapping, noise.covariance, mapping), 0.0)
     syst = np.diag(inverse @ penalty @ inverse).copy()
     known = np.isfinite(allowance)
     spread = design[:, known] * allowance[known]

@@ -15,7 +15,7 @@ LEAST_SIZES = 3
 FLOOR = 10.0
 # The quadrature error delta of a sampled law is independent of the draws, so it adds to a
 # fluctuation e in squares: to log e it adds 1/2 (delta/e)^2, plus at most (delta/e) / sqrt(seeds)
-# from the mean of the draws. At e = 3 delta and 16 seeds that is a tenth and a half.
+# from the mean of the draws. At e = 3 delta and 16 seeds that is 0.06 + 0.08.
 QUADRATURE_FLOOR = 3.0
 
 
