@@ -15,6 +15,7 @@ from ipslimit.checks import resolve_device
 
 from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
+from .engines import EngineFailed, choose_engine
 from .rebalance.command import RebalanceCommand
 from .store import prepare_folder
 from .study import Flat, Study, StudyError
@@ -34,6 +35,10 @@ class SweepCommand:
     """Folder for config.json, results.csv, rates.json, rates.png and the cells."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    workers: int | None = None
+    """Worker processes, 1 for none (default: one a processor if that pays)."""
+    scheduler: str | None = None
+    """Compute on the workers of this Dask scheduler, tcp://host:port."""
     verbose: bool = False
     """Print every fit, not only the headline."""
 
@@ -43,7 +48,10 @@ class SweepCommand:
         resolve_device(self.device)
 
     def run(self) -> None:
-        result = Sweep(self.study, self.out, self.device).run()
+        engine = None
+        if self.workers is not None or self.scheduler is not None:
+            engine = choose_engine(self.workers, self.scheduler)
+        result = Sweep(self.study, self.out, self.device, engine).run()
         write_results(result, self.study, self.out)
         print(summary(result, everything=self.verbose))
         print(f"\nwritten to {self.out}: config.json, results.csv, weak.csv, rates.json, rates.png")
@@ -103,7 +111,10 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(2, error)
     try:
         command.run()
-    except StudyError as error:  # other errors are the program's own and keep their traceback
+    except (
+        StudyError,
+        EngineFailed,
+    ) as error:  # other errors are the program's own and keep their traceback
         _leave(2, error)
     except KeyboardInterrupt:
         _leave(130, "interrupted; finished cells are kept, run the same command again to resume")

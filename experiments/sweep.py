@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 import ipslimit
-from ipslimit import Atoms, train_particles
 from ipslimit.checks import resolve_device
-from ipslimit.errors import bias_table, error_table, quadrature_table, weak_table
-from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
-from solvers import solve_limit
+from solvers import LimitRun, solve_limit
 
+from .cells import cell_cost, measure_cells
+from .engines import Engine, choose_engine, grouped
 from .store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
 from .study import Study, StudyError
 
-# Independent scramblings of a sampled law's nodes, beside the one errors are measured from.
-SCRAMBLINGS = 3
+# One unit of `cell_cost`, roughly, on one core: for what has to be known before anything is timed.
+SECONDS_A_UNIT = 1e-8
+_log = logging.getLogger("ipslimit")
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
@@ -93,16 +96,25 @@ class Plan:
 
 
 class Sweep:
-    """All cells of a study; finished ones are read from `folder`, the others computed into it."""
+    """All cells of a study; finished ones are read from `folder`, the others computed into it.
 
-    def __init__(self, study: Study, folder: str | os.PathLike, device: object = "auto"):
+    Parameters
+    ----------
+    study : Study
+    folder : path
+    device : "auto", "cpu", "cuda" or "cuda:i"
+    engine : Engine, optional
+        Where cells are computed; by default in this process or in workers of its own, whichever is
+        faster. It does not change a bit of the results.
+    """
+
+    def __init__(self, study: Study, folder: str | os.PathLike, device: object = "auto",
+                 engine: Engine | None = None):  # fmt: skip
         study.check()
         self.study = study
         self.device = resolve_device(device)
+        self.engine = engine
         self.cells = Cells(prepare_folder(folder) / "cells")
-        self.problem = study.setting.make_problem()
-        self.rule = study.setting.make_rule()
-        self._limit = None
         setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
         self._limit_path = self.cells.path("limit", setting, study.tol)
         self._cell_key = (
@@ -112,10 +124,28 @@ class Sweep:
             study.sizes.root_seed,
             study.constant,
         )
+        self.lock_path = self.cells.path("sweep", *self._cell_key).with_suffix(".lock")
 
     def run(self, progress: bool = True) -> SweepResult:
         """Compute what is missing, then fit; writes nothing but the cells."""
         return run_sweeps([self], "sweep", progress)[0]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for another process that sweeps this study into this folder: it will be done then.
+
+        The lock goes with its process, however that ends.
+        """
+        lock = FileLock(self.lock_path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process measures this study in this folder; waiting for it")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def plan(self) -> Plan:
         """Read what there is."""
@@ -125,19 +155,35 @@ class Sweep:
 
     def finish(self, plan: Plan, bar: tqdm) -> SweepResult:
         """Compute what the plan lacks; the bar moves by `cost` a cell."""
+        limit = None
         if plan.limit is None:
             bar.set_postfix_str("limit")
-            plan.limit = self._solve_limit()
-        whole = None
-        for depth, count in plan.missing:
-            bar.set_postfix_str(f"L={depth} H={'inf' if count is None else count}")
-            if whole is None or whole.depth != depth:
-                whole = self._train(depth, None)
-            plan.done[depth, count] = self._measure(depth, count, whole)
-            write_cell(self._path(depth, count), plan.done[depth, count])
-            bar.update(self.cost(depth, count))
-        self._limit = None  # the trajectories are large, and nothing asks for them any more
+            limit, plan.limit = self._solve_limit()
+        costs = {cell: SECONDS_A_UNIT * cell_cost(self.study, *cell) for cell in plan.missing}
+        engine = self.engine or self._local_engine(sum(costs.values()))
+        bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")
+        # cells of one depth share the model with the whole law, so they go together
+        groups = []
+        for depth in sorted({cell[0] for cell in costs}, reverse=True):
+            groups += grouped({c: t for c, t in costs.items() if c[0] == depth}, engine)
+        paths = {cell: self._path(*cell) for cell in costs}
+
+        def arguments(group: list) -> tuple:
+            return ([(*cell, paths[cell] if engine.shares_files else None) for cell in group],)
+
+        tasks = {tuple(group): arguments(group) for group in groups}
+        shared = (self.study, str(self.device), limit)
+        for group, contents in engine.run(measure_cells, shared, tasks):
+            for cell, content in zip(group, contents, strict=True):
+                if not engine.shares_files:
+                    write_cell(paths[cell], content)
+                plan.done[cell] = content
+                bar.update(self.cost(*cell))
         return self._collect([plan.done[cell] for cell in self._cells()], plan.limit)
+
+    def _local_engine(self, seconds: float) -> Engine:
+        # a GPU is not shared out to processes
+        return choose_engine(1 if self.device.type != "cpu" else None, None, seconds)
 
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
         rows = [row for content in contents for row in content["rows"]]
@@ -155,18 +201,17 @@ class Sweep:
         damaged = self.cells.damaged
         return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
 
-    def _solve_limit(self) -> dict:
+    def _solve_limit(self) -> tuple[LimitRun, dict]:
         setting = self.study.setting
         run = solve_limit(
-            self.problem, self.rule, setting.steps, self.study.tol, setting.recorded, self.device,
-            nodes=setting.nodes,
+            setting.make_problem(), setting.make_rule(), setting.steps, self.study.tol,
+            setting.recorded, self.device, nodes=setting.nodes,
         )  # fmt: skip
         if run.status == "diverged":
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
-        self._limit = run
         summary = {
             "error": run.error,
-            "errors": self._limit_errors(run),
+            "errors": _limit_errors(run, "probe_" if setting.probes else ""),
             "status": run.status,
             "message": run.message,
             "elements": run.grid.elements,
@@ -174,60 +219,11 @@ class Sweep:
             "loss": run.loss.tolist(),
         }
         write_cell(self._limit_path, summary)
-        return summary
-
-    def _limit_errors(self, run) -> list[list]:
-        """[step, variable, estimated largest error on training and probe contexts]."""
-        sets = ("", "probe_") if self.problem.probes else ("",)
-        return [
-            [step, v, max(float(run.error_at(s + v, step, run.grid.nodes).max()) for s in sets)]
-            for step in run.steps
-            for v in "xp"
-        ]
-
-    def _train(self, depth: int, count: int | None, nodes_seed: int = 0):
-        setting, sizes = self.study.setting, self.study.sizes
-        return train_particles(
-            self.problem, self.rule, depth, count, setting.steps,
-            1 if count is None else sizes.seeds, sizes.root_seed, setting.recorded,
-            device=self.device, nodes=setting.nodes, nodes_seed=nodes_seed,
-        )  # fmt: skip
-
-    def _measure(self, depth: int, count: int | None, whole) -> dict:
-        if self._limit is None:
-            self._solve_limit()
-        exact = isinstance(self.problem.law, Atoms)
-        if count is None:
-            rows = bias_table(whole, self._limit)
-            if not exact:
-                others = [self._train(depth, None, seed) for seed in range(1, SCRAMBLINGS + 1)]
-                rows += quadrature_table(whole, others)
-            diverged = int(whole.diverged.sum())
-            return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
-        run = self._train(depth, count)
-        predicted = None
-        if self.study.constant and exact:
-            predicted = predict_fluctuation(self.problem, self.rule, run, self.device)
-        return {
-            "rows": error_table(run, whole, self._limit, predicted),
-            "weak": weak_table(run, self._limit, self._limit.loss),
-            "seeds": len(run.seeds),
-            "diverged": int(run.diverged.sum()),
-            "linear": None if predicted is None else predicted.status == "linear",
-        }
+        return run, summary
 
     def cost(self, depth: int, count: int | None) -> int:
         """Numbers touched in a cell, about: what its time is proportional to."""
-        setting, law, seeds = self.study.setting, self.problem.law, self.study.sizes.seeds
-        exact = isinstance(law, Atoms)
-        stored = law.heads.count if exact else setting.nodes
-        if count is None:
-            passes = stored if exact else (1 + SCRAMBLINGS) * stored
-        else:
-            predicted = 4 * stored if self.study.constant and exact else 0
-            passes = seeds * ((min(count, stored) if exact else count) + predicted)
-        tokens = self.problem.B * setting.tokens
-        return (setting.steps + 1) * depth * passes * tokens * (setting.d + setting.tokens)
+        return cell_cost(self.study, depth, count)
 
     def costs(self, plan: Plan) -> tuple[int, int]:
         """Cost of all cells, and of those that are done."""
@@ -245,11 +241,15 @@ class Sweep:
 
 def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> list[SweepResult]:
     """Several sweeps behind one progress bar, which shows the time left of them all."""
-    plans = [sweep.plan() for sweep in sweeps]
-    costs = [sweep.costs(plan) for sweep, plan in zip(sweeps, plans, strict=True)]
-    total, done = (sum(column) for column in zip(*costs, strict=True))
-    with progress_bar(total, done, name, progress) as bar:
-        return [sweep.finish(plan, bar) for sweep, plan in zip(sweeps, plans, strict=True)]
+    with contextlib.ExitStack() as locks:
+        # always in the same order, so that two processes never wait for each other
+        for sweep in sorted(sweeps, key=lambda sweep: sweep.lock_path):
+            locks.enter_context(sweep.alone())
+        plans = [sweep.plan() for sweep in sweeps]
+        costs = [sweep.costs(plan) for sweep, plan in zip(sweeps, plans, strict=True)]
+        total, done = (sum(column) for column in zip(*costs, strict=True))
+        with progress_bar(total, done, name, progress) as bar:
+            return [sweep.finish(plan, bar) for sweep, plan in zip(sweeps, plans, strict=True)]
 
 
 def progress_bar(total: int, done: int, name: str, shown: bool = True) -> tqdm:
@@ -258,6 +258,15 @@ def progress_bar(total: int, done: int, name: str, shown: bool = True) -> tqdm:
         total=total, initial=done, desc=name, disable=not shown, dynamic_ncols=True,
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}",
     )  # fmt: skip
+
+
+def _limit_errors(run: LimitRun, probe: str) -> list[list]:
+    """[step, variable, estimated largest error on training and probe contexts]."""
+    return [
+        [step, v, max(float(run.error_at(s + v, step, run.grid.nodes).max()) for s in {"", probe})]
+        for step in run.steps
+        for v in "xp"
+    ]
 
 
 def write_results(result: SweepResult, study: Study, folder: Path) -> None:

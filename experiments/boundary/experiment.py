@@ -7,9 +7,9 @@ import os
 
 from tqdm import tqdm
 
+from ..engines.local import processors, run_all
 from ..store import DamagedFile, digest, prepare_folder, read_cell, write_cell
 from ..text.corpus import load_corpus
-from ..workers import processors, run_all
 from .cells import Cell, cells_of, run_cell
 from .setting import BoundarySetting
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from tqdm import tqdm
 
+from ..engines.local import run_all
 from ..store import (
     DamagedFile,
     digest,
@@ -19,7 +19,6 @@ from ..store import (
     write_cell,
 )
 from ..study import StudyError
-from ..workers import run_all
 from .arms import ARMS, BASE, BY_NAME, run_arm
 from .corpus import Tokens, load_tokens, read_text, token_key, tokenize, windows
 from .study import RebalanceStudy
@@ -56,8 +55,8 @@ class Cells:
 
         Raises
         ------
-        StudyError
-            If a worker dies (out of memory, killed); finished cells are kept.
+        EngineFailed
+            If workers keep dying (out of memory, killed); finished cells are kept.
         """
         cells = self.all()
         done = {cell: found for cell in cells if (found := self._read(cell)) is not None}
@@ -80,13 +79,7 @@ class Cells:
 
     def _compute(self, cells: list[Cell], workers: int) -> Iterator[tuple[Cell, dict]]:
         shared = (self.study, self.folder, self.key, self.tokens_key)
-        try:
-            yield from run_all(run_cell, {cell: (*shared, cell) for cell in cells}, workers)
-        except BrokenProcessPool:
-            raise StudyError(
-                "a worker process died (out of memory, or killed); finished runs are kept. Run the "
-                "same command again to resume, with fewer --workers if memory was short."
-            ) from None
+        yield from run_all(run_cell, {cell: (*shared, cell) for cell in cells}, workers)
 
     def _again_without_checkpoint(self, missing: list[Cell], done: dict[Cell, dict]) -> None:
         """A base whose checkpoint is lost is run again, if something still has to start from it."""

@@ -11,10 +11,10 @@ import torch
 import ipslimit
 from ipslimit.checks import require_int
 
+from ..engines.local import processors
 from ..store import prepare_folder, replacing, write_csv, write_json
 from ..study import Flat
 from ..sweep import finite
-from ..workers import processors
 from .arms import BY_NAME
 from .cells import Cells
 from .model import make_decoder

@@ -1,0 +1,108 @@
+"""One cell of a sweep: all seeds of one (L, H), measured against the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ipslimit import ParticleRun, train_particles
+from ipslimit.errors import bias_table, error_table, quadrature_table, weak_table
+from ipslimit.fluctuation import predict_fluctuation
+from solvers import LimitRun
+
+from .store import DamagedFile, digest, read_cell, write_cell
+from .study import Study
+
+# Independent scramblings of a sampled law's nodes, beside the one errors are measured from.
+SCRAMBLINGS = 3
+
+
+def measure_cells(
+    study: Study, device: str, limit: LimitRun, cells: Sequence[tuple[int, int | None, Path | None]]
+) -> list[dict]:
+    """The contents of cells (depth, heads, path); each is written as soon as it is there.
+
+    Parameters
+    ----------
+    limit : LimitRun of the study
+    cells : heads is None for the whole law; without a path nothing is written. A file that is there
+        already was written before a worker died, and is read.
+    """
+    contents = []
+    for depth, count, path in cells:
+        content = _finished(path)
+        if content is None:
+            content = measure_cell(study, device, limit, depth, count)
+            if path is not None:
+                write_cell(path, content)
+        contents.append(content)
+    return contents
+
+
+def _finished(path: Path | None) -> dict | None:
+    try:
+        return None if path is None else read_cell(path)
+    except DamagedFile:
+        return None
+
+
+def measure_cell(study: Study, device: str, limit: LimitRun, depth: int, count: int | None) -> dict:
+    """Rows of errors of one cell, and what became of its runs."""
+    whole = _whole(study, device, depth)
+    setting = study.setting
+    if count is None:
+        rows = bias_table(whole, limit)
+        if setting.law != "atoms":
+            seeds = range(1, SCRAMBLINGS + 1)
+            rows += quadrature_table(whole, [_train(study, device, depth, None, s) for s in seeds])
+        diverged = int(whole.diverged.sum())
+        return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
+    run = _train(study, device, depth, count)
+    predicted = None
+    if study.constant and setting.law == "atoms":
+        problem, rule = setting.make_problem(), setting.make_rule()
+        predicted = predict_fluctuation(problem, rule, run, device)
+    return {
+        "rows": error_table(run, whole, limit, predicted),
+        "weak": weak_table(run, limit, limit.loss),
+        "seeds": len(run.seeds),
+        "diverged": int(run.diverged.sum()),
+        "linear": None if predicted is None else predicted.status == "linear",
+    }
+
+
+_latest: tuple[str, ParticleRun] | None = None
+
+
+def _whole(study: Study, device: str, depth: int) -> ParticleRun:
+    """The model with the whole law in every layer; kept, since cells of a depth come together."""
+    global _latest
+    key = digest(study.as_dict(), device, depth)
+    if _latest is None or _latest[0] != key:
+        _latest = key, _train(study, device, depth, None)
+    return _latest[1]
+
+
+def _train(
+    study: Study, device: str, depth: int, count: int | None, nodes_seed: int = 0
+) -> ParticleRun:
+    setting, sizes = study.setting, study.sizes
+    return train_particles(
+        setting.make_problem(), setting.make_rule(), depth, count, setting.steps,
+        1 if count is None else sizes.seeds, sizes.root_seed, setting.recorded,
+        device=device, nodes=setting.nodes, nodes_seed=nodes_seed,
+    )  # fmt: skip
+
+
+def cell_cost(study: Study, depth: int, count: int | None) -> int:
+    """Numbers touched in a cell, about: what its time is proportional to."""
+    setting, seeds = study.setting, study.sizes.seeds
+    exact = setting.law == "atoms"
+    stored = setting.atoms if exact else setting.nodes
+    if count is None:
+        passes = stored if exact else (1 + SCRAMBLINGS) * stored
+    else:
+        predicted = 4 * stored if study.constant and exact else 0
+        passes = seeds * ((min(count, stored) if exact else count) + predicted)
+    tokens = setting.contexts * setting.tokens
+    return (setting.steps + 1) * depth * passes * tokens * (setting.d + setting.tokens)

@@ -1,0 +1,139 @@
+"""Engines on this machine: this very process, or spawned ones with one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+
+import torch
+
+# Workers that die (killed, out of memory) are replaced so many times without a task finishing.
+REPLACEMENTS = 3
+
+
+class EngineFailed(RuntimeError):
+    """Workers or a scheduler went away; the message says what to do."""
+
+
+class InProcess:
+    """One task after the other in this process, with all of its threads."""
+
+    workers = 1
+    seconds_a_task = 0.0
+    shares_files = True
+
+    def run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
+        for key, arguments in tasks.items():
+            yield key, function(*shared, *arguments)
+
+    def __repr__(self) -> str:
+        return "InProcess()"
+
+
+class Processes:
+    """Spawned worker processes with one thread each.
+
+    A worker that dies is replaced and what it was doing is begun again; if workers keep dying,
+    `EngineFailed` is raised. Leaving the iterator early stops those that run.
+    """
+
+    seconds_a_task = 2e-3
+    shares_files = True
+
+    def __init__(self, workers: int):
+        self.workers = workers
+
+    def run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
+        missing = dict(tasks)
+        replacements = 0
+        while missing:
+            try:
+                for key, result in self._run(function, shared, missing):
+                    del missing[key]
+                    replacements = 0
+                    yield key, result
+            except BrokenProcessPool:
+                replacements += 1
+                if replacements > REPLACEMENTS:
+                    raise EngineFailed(
+                        f"worker processes died {replacements} times in a row (killed, or out of "
+                        "memory); finished cells are kept. Run the same command again to resume, "
+                        "with fewer --workers if memory was short."
+                    ) from None
+
+    def _run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
+        before = set(multiprocessing.active_children())
+        executor = ProcessPoolExecutor(
+            min(self.workers, len(tasks)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(function, shared),
+        )
+        try:
+            futures = {executor.submit(_call, *task): key for key, task in tasks.items()}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            for child in set(multiprocessing.active_children()) - before:
+                child.terminate()
+            raise
+        finally:
+            executor.shutdown()
+
+    def __repr__(self) -> str:
+        return f"Processes({self.workers})"
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_all(
+    function: Callable, tasks: dict[Hashable, tuple], workers: int
+) -> Iterator[tuple[Hashable, object]]:
+    """(key, function(*arguments)) of every task, as they finish, each on one thread.
+
+    In this process if `workers` is 1 and in spawned ones otherwise, so that the number of workers
+    does not change a result even of what depends on the number of threads.
+    """
+    if workers > 1 and len(tasks) > 1:
+        yield from Processes(workers).run(function, (), tasks)
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from InProcess().run(function, (), tasks)
+    finally:
+        torch.set_num_threads(threads)
+
+
+_work: tuple[Callable, tuple] | None = None
+
+
+def _start_worker(function: Callable, shared: tuple) -> None:
+    global _work
+    _work = function, shared
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt needs no traceback from here
+    torch.set_num_threads(1)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _call(*arguments):
+    function, shared = _work
+    return function(*shared, *arguments)
+
+
+def _follow_parent() -> None:
+    """End with the parent, also if that was killed: nobody else would tell this process."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
