@@ -7,8 +7,7 @@ import os
 
 from tqdm import tqdm
 
-from ..store import DamagedFile, prepare_folder, read_cell, write_cell
-from ..study import digest
+from ..store import DamagedFile, digest, prepare_folder, read_cell, write_cell
 from ..text.corpus import load_corpus
 from ..workers import processors, run_all
 from .cells import Cell, cells_of, run_cell

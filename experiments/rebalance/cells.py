@@ -9,8 +9,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..store import DamagedFile, prepare_folder, read_blob, read_cell, write_blob, write_cell
-from ..study import StudyError, digest
+from ..store import (
+    DamagedFile,
+    digest,
+    prepare_folder,
+    read_blob,
+    read_cell,
+    write_blob,
+    write_cell,
+)
+from ..study import StudyError
 from ..workers import run_all
 from .arms import ARMS, BASE, BY_NAME, run_arm
 from .corpus import Tokens, load_tokens, read_text, token_key, tokenize, windows

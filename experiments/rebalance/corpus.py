@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..store import DamagedFile, read_blob, write_blob
-from ..study import StudyError, digest
+from ..store import DamagedFile, digest, read_blob, write_blob
+from ..study import StudyError
 from ..text.wikipedia import wikipedia_articles
 
 WIKIPEDIA = "wikipedia"
