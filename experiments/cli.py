@@ -59,7 +59,10 @@ class SweepCommand:
 
 @dataclasses.dataclass(frozen=True)
 class CompareCommand:
-    """Lay one (L, H) on the limit: token paths over depth and the error along them."""
+    """Lay one (L, H) on the limit: token paths over depth and the error along them.
+
+    Several rules side by side: --rule adamw --against sbo.
+    """
 
     pair: Annotated[Pair, Flat] = Pair()
     out: Path = Path("results/compare")
@@ -73,15 +76,20 @@ class CompareCommand:
         resolve_device(self.device)
 
     def run(self) -> None:
-        comparison = compare(self.pair, self.device)
-        write_comparison(comparison, self.out)
-        print(f"limit: {comparison.limit.message}, {comparison.limit.grid.elements} depth elements")
-        print(f"particles: {comparison.run.status}")
-        rows = comparison.error_rows()
-        for case in comparison.cases():
-            chosen = [row for row in rows if (row["step"], row["variable"]) == case]
-            worst = max(chosen, key=lambda row: row["rms"])
-            print(f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer {worst['r']}")
+        comparisons = compare(self.pair, self.device)
+        write_comparison(comparisons, self.out)
+        for comparison in comparisons:
+            limit = comparison.limit
+            print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
+            print(f"{comparison.rule}, particles: {comparison.run.status}")
+            for note in comparison.run.notes:
+                print(f"{comparison.rule}, particles: {note}")
+            rows = comparison.error_rows()
+            for case in comparison.cases():
+                chosen = [row for row in rows if (row["step"], row["variable"]) == case]
+                worst = max(chosen, key=lambda row: row["rms"])
+                print(f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
+                      f"{worst['r']}")  # fmt: skip
         print(f"\nwritten to {self.out}: compare.png, errors.csv, paths.csv")
 
 

@@ -1,4 +1,4 @@
-"""One (L, H) laid on the limit: token paths over depth, and the error along them."""
+"""One (L, H) laid on the limit: token paths over depth, and the error along them, rule by rule."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
 from solvers import LimitRun, solve_limit
 
-from .plots import COLOURS, NAMES, SMALL, TEXT, caption
+from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
 from .store import prepare_folder, replacing, write_csv
-from .study import Flat, Setting, StudyError
+from .study import RULES, Flat, Setting, StudyError
 
-PATH_COLUMNS = ["step", "variable", "context", "token", "component", "s", "model", "value"]
+PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
-    "step", "variable", "r", "s", "rms", "rms_low", "rms_high", "bias", "limit_error"
+    "rule", "step", "variable", "r", "s", "rms", "rms_low", "rms_high", "bias", "limit_error"
 ]  # fmt: skip
 
 
@@ -33,6 +35,11 @@ class Comparison:
     run: ParticleRun
     whole: ParticleRun
     limit: LimitRun
+
+    @property
+    def rule(self) -> str:
+        """The rule's name, for tables and figures."""
+        return rule_name(self.setting)
 
     def cases(self) -> list[tuple[int, str]]:
         """(step, variable) in the order shown."""
@@ -60,7 +67,8 @@ class Comparison:
             own = self.limit.error_at(variable, step, s)
             for r in range(len(s)):
                 rows.append(
-                    {"step": step, "variable": variable, "r": r, "s": float(s[r])}
+                    {"rule": self.rule, "step": step, "variable": variable}
+                    | {"r": r, "s": float(s[r])}
                     | {"rms": float(rms[r]), "rms_low": float(low[r]), "rms_high": float(high[r])}
                     | {"bias": float(bias[r]), "limit_error": float(own[r])}
                 )
@@ -78,75 +86,105 @@ class Comparison:
             for model, values in paths.items():
                 for (r, context, token, component), value in np.ndenumerate(values.cpu().numpy()):
                     rows.append(
-                        {"step": step, "variable": variable, "context": context, "token": token}
-                        | {"component": component, "s": float(s[r]), "model": model}
+                        {"rule": self.rule, "step": step, "variable": variable}
+                        | {"context": context, "token": token, "component": component}
+                        | {"s": float(s[r]), "model": model}
                         | {"value": float(value)}
                     )
         return rows
 
-    def figure(self, tokens: int = 6) -> Figure:
-        """Paths of the first component of the first context's tokens, and the error over depth."""
-        cases = self.cases()
-        figure = Figure(figsize=(7.2, 2.2 * len(cases)), dpi=200, layout="constrained")
-        axes = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
-        errors = self.error_rows()
-        for (step, variable), (paths, error) in zip(cases, axes, strict=True):
-            self._draw_paths(paths, step, variable, min(tokens, self.setting.tokens))
-            rows = [row for row in errors if (row["step"], row["variable"]) == (step, variable)]
-            _draw_errors(error, rows, variable)
+
+def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
+    """Paths of the first component of the first context's tokens, and the error over depth.
+
+    A row per step and variable; a column of paths per rule, and one of errors.
+    """
+    first = comparisons[0]
+    cases, rules = first.cases(), len(comparisons)
+    figure = Figure(figsize=(max(7.2, 2.6 * (rules + 1)), 2.2 * len(cases)), dpi=200,
+                    layout="constrained")  # fmt: skip
+    axes = figure.subplots(len(cases), rules + 1, squeeze=False, sharex=True)
+    tables = [comparison.error_rows() for comparison in comparisons]
+    for (step, variable), row in zip(cases, axes, strict=True):
+        for comparison, axis in zip(comparisons, row[:-1], strict=True):
+            _draw_paths(axis, comparison, step, variable, min(tokens, first.setting.tokens))
+            axis.sharey(row[0])
+            axis.tick_params(labelleft=axis is row[0])
+        row[0].set_ylabel(f"step {step}, {NAMES[variable]}\nfirst component", fontsize=TEXT)
+        for i, table in enumerate(tables):
+            rows = [r for r in table if (r["step"], r["variable"]) == (step, variable)]
+            _draw_errors(row[-1], rows, i, alone=rules == 1)
+        _finish_errors(row[-1], tables, step, variable)
+    if rules == 1:
         for axis in axes[0]:
-            axis.legend(
-                fontsize=SMALL,
-                frameon=False,
-                loc="lower center",
-                bbox_to_anchor=(0.5, 1.0),
-                ncols=3,
-            )
-        for axis in axes[-1]:
-            axis.set_xlabel("depth s = r / L", fontsize=TEXT)
-        for axis in axes.flat:
-            axis.tick_params(labelsize=SMALL)
-        run = self.run
-        diverged = f" ({run.status})" if run.diverged.any() else ""
-        figure.suptitle(
-            f"L={run.depth}, H={run.head_count:g}, {len(run.seeds)} seeds{diverged}; "
-            f"{caption(self.setting)}",
-            fontsize=TEXT,
-        )
-        return figure
-
-    def _draw_paths(self, axis: Axes, step: int, variable: str, tokens: int) -> None:
-        s, fine = self.depths(), torch.linspace(0, 1, 201, dtype=torch.float64)
-        discrete = getattr(self.run, variable)[step][0, :, 0, :tokens, 0].cpu()
-        smooth = getattr(self.limit, variable)(step, fine)[:, 0, :tokens, 0].cpu()
-        for i in range(tokens):
-            look = {"color": COLOURS[i % len(COLOURS)]}
-            limit_label, particle_label = (
-                ("limit", "particles, first seed") if i == 0 else (None,) * 2
-            )
-            axis.plot(fine, smooth[:, i], **look, lw=1.2, label=limit_label)
-            axis.plot(s, discrete[:, i], **look, lw=0.4, marker="o", ms=1.8, label=particle_label)
-        axis.set_ylabel(f"step {step}, {NAMES[variable]}\nfirst component", fontsize=TEXT)
+            axis.legend(fontsize=SMALL, frameon=False, loc="lower center",
+                        bbox_to_anchor=(0.5, 1.0), ncols=3)  # fmt: skip
+    else:  # one legend for all columns
+        grey = {"color": "0.4"}
+        keys = [
+            Line2D([], [], **grey, lw=1.2, label="limit"),
+            Line2D([], [], **grey, lw=0.4, marker="o", ms=1.8, label="particles, first seed"),
+            *axes[0, -1].get_legend_handles_labels()[0],
+            Patch(facecolor="0.4", alpha=0.2, label="5 to 95 % of the seeds"),
+        ]
+        figure.legend(handles=keys, fontsize=SMALL, frameon=False, loc="outside lower center",
+                      ncols=4)  # fmt: skip
+        for comparison, axis in zip(comparisons, axes[0], strict=False):
+            axis.set_title(comparison.rule, fontsize=TEXT)
+        axes[0, -1].set_title("errors", fontsize=TEXT)
+    for axis in axes[-1]:
+        axis.set_xlabel("depth s = r / L", fontsize=TEXT)
+    for axis in axes.flat:
+        axis.tick_params(labelsize=SMALL, which="both")
+    run = first.run
+    diverged = [f"{c.rule}: {c.run.status}" for c in comparisons if c.run.diverged.any()]
+    text = f"L={run.depth}, H={run.head_count:g}, {len(run.seeds)} seeds; {caption(first.setting)}"
+    if rules > 1:  # each column names its own
+        text = text.replace(f"{first.rule}, ", "")
+    figure.suptitle("\n".join([text, *diverged]), fontsize=TEXT)
+    return figure
 
 
-def _draw_errors(axis: Axes, rows: list[dict], variable: str) -> None:
-    column = {name: np.array([row[name] for row in rows]) for name in ERROR_COLUMNS[3:]}
-    s = column["s"]
-    shown = {}
-    for name in ("rms", "rms_low", "rms_high", "bias"):
-        # x is exact at s = 0, and zero has no place on a log axis
-        shown[name] = np.where(column[name] > 0, column[name], np.nan)
-    axis.fill_between(
-        s, shown["rms_low"], shown["rms_high"], color=COLOURS[0], alpha=0.2, lw=0, label="5 to 95 %"
-    )
-    axis.plot(s, shown["rms"], color=COLOURS[0], lw=1.2, label="rms over seeds")
-    axis.plot(s, shown["bias"], color="black", lw=1.0, ls="--", label="bias (H = ∞)")
+def _draw_paths(axis: Axes, comparison: Comparison, step: int, variable: str, tokens: int) -> None:
+    s, fine = comparison.depths(), torch.linspace(0, 1, 201, dtype=torch.float64)
+    discrete = getattr(comparison.run, variable)[step][0, :, 0, :tokens, 0].cpu()
+    smooth = getattr(comparison.limit, variable)(step, fine)[:, 0, :tokens, 0].cpu()
+    for i in range(tokens):
+        look = {"color": COLOURS[i % len(COLOURS)]}
+        limit_label, particle_label = ("limit", "particles, first seed") if i == 0 else (None,) * 2
+        axis.plot(fine, smooth[:, i], **look, lw=1.2, label=limit_label)
+        axis.plot(s, discrete[:, i], **look, lw=0.4, marker="o", ms=1.8, label=particle_label)
+
+
+def _draw_errors(axis: Axes, rows: list[dict], index: int, alone: bool) -> None:
+    """rms over seeds with its band, and the bias: black if alone, else in the rule's colour."""
+    column = {name: np.array([row[name] for row in rows]) for name in ERROR_COLUMNS[4:]}
+    s, colour = column["s"], COLOURS[index % len(COLOURS)]
+    name = "" if alone else f"{rows[0]['rule']}: "
+    # x is exact at s = 0, and zero has no place on a log axis
+    shown = {
+        key: np.where(column[key] > 0, column[key], np.nan)
+        for key in ("rms", "rms_low", "rms_high", "bias")
+    }
+    axis.fill_between(s, shown["rms_low"], shown["rms_high"], color=colour, alpha=0.2, lw=0,
+                      label="5 to 95 %" if alone else None)  # fmt: skip
+    axis.plot(s, shown["rms"], color=colour, lw=1.2, label=f"{name}rms over seeds")
+    axis.plot(s, shown["bias"], color="black" if alone else colour, lw=1.0, ls="--",
+              label=f"{name}bias (H = ∞)")  # fmt: skip
+
+
+def _finish_errors(axis: Axes, tables: list[list[dict]], step: int, variable: str) -> None:
     axis.set_yscale("log")
     axis.set_ylabel(f"rms error of {variable}", fontsize=TEXT)
     axis.set_ylim(bottom=axis.get_ylim()[0] / 3)  # room for the line of text
-    text = f"error of the limit {column['limit_error'].max():.0e}"
-    axis.text(0.98, 0.03, text, ha="right", va="bottom", transform=axis.transAxes,
-              fontsize=SMALL - 0.5, color="0.4")  # fmt: skip
+    worst = max(
+        row["limit_error"]
+        for table in tables
+        for row in table
+        if (row["step"], row["variable"]) == (step, variable)
+    )
+    axis.text(0.98, 0.03, f"error of the limit {worst:.0e}", ha="right", va="bottom",
+              transform=axis.transAxes, fontsize=SMALL - 0.5, color="0.4")  # fmt: skip
 
 
 def _mean_square(gap: torch.Tensor) -> np.ndarray:
@@ -159,6 +197,8 @@ class Pair:
     """One (L, H) and the setting in which it is laid on the limit."""
 
     setting: Annotated[Setting, Flat] = Setting()
+    against: tuple[str, ...] = ()
+    """Further rules to lay beside it, with the same problem, law, draws and numbers."""
     depth: int = 32
     """Depth L."""
     heads: int = 16
@@ -170,17 +210,32 @@ class Pair:
     tol: float = 1e-6
     """Largest error wanted of the limit's x and p."""
 
+    def settings(self) -> list[Setting]:
+        """The setting under each rule; all of them with biases, if one rule needs them."""
+        rules = [dataclasses.replace(self.setting, rule=rule) for rule in self.against]
+        settings = [self.setting, *rules]
+        biases = any(setting.has_biases for setting in settings)
+        return [dataclasses.replace(setting, biases=biases) for setting in settings]
+
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
-        self.setting.check()
         for name in ("depth", "heads", "seeds"):
             require_int(name, getattr(self, name))
         require_int("root_seed", self.root_seed, 0)
         require_real("tol", self.tol, 0.0, include_low=False)
+        self.setting.check()
+        rules = [self.setting.rule, *self.against]
+        if not set(self.against) <= set(RULES) or len(set(rules)) != len(rules):
+            raise ValueError(
+                f"against must name other rules of {', '.join(RULES)} than {self.setting.rule}, "
+                f"each once; got {' '.join(self.against)}. Leave out what is there already."
+            )
+        for setting in self.settings():
+            setting.check()
 
 
-def compare(pair: Pair, device: object = "auto") -> Comparison:
-    """Train particles and solve the limit of the same setting.
+def compare(pair: Pair, device: object = "auto") -> list[Comparison]:
+    """Train particles and solve the limit of the same setting, under each rule.
 
     Raises
     ------
@@ -190,13 +245,18 @@ def compare(pair: Pair, device: object = "auto") -> Comparison:
         If the limit, or every particle run, diverges.
     """
     pair.check()
-    device, setting = resolve_device(device), pair.setting
+    device = resolve_device(device)
+    return [_compare(pair, setting, device) for setting in pair.settings()]
+
+
+def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
     problem, rule = setting.make_problem(), setting.make_rule()
     limit = solve_limit(
         problem, rule, setting.steps, pair.tol, setting.recorded, device, nodes=setting.nodes
     )
+    name = rule_name(setting)
     if limit.status == "diverged":
-        raise StudyError(f"the limit of this setting cannot be compared with: {limit.message}")
+        raise StudyError(f"the limit under {name} cannot be compared with: {limit.message}")
 
     def train(count: int | None, seeds: int) -> ParticleRun:
         return train_particles(
@@ -206,16 +266,22 @@ def compare(pair: Pair, device: object = "auto") -> Comparison:
 
     run = train(pair.heads, pair.seeds)
     if run.diverged.all():
-        raise StudyError(f"all seeds of L={pair.depth}, H={pair.heads} diverged; lower lr")
+        raise StudyError(
+            f"all seeds of L={pair.depth}, H={pair.heads} under {name} diverged; lower lr"
+        )
     return Comparison(setting, run, train(None, 1), limit)
 
 
-def write_comparison(comparison: Comparison, out: str | os.PathLike) -> None:
+def write_comparison(comparisons: list[Comparison], out: str | os.PathLike) -> None:
     """paths.csv, errors.csv and compare.png (and .pdf) into the folder `out`."""
     folder = prepare_folder(out)
-    write_csv(folder / "paths.csv", comparison.path_rows(), PATH_COLUMNS)
-    write_csv(folder / "errors.csv", comparison.error_rows(), ERROR_COLUMNS)
-    figure = comparison.figure()
+    paths, errors = (
+        [row for comparison in comparisons for row in rows(comparison)]
+        for rows in (Comparison.path_rows, Comparison.error_rows)
+    )
+    write_csv(folder / "paths.csv", paths, PATH_COLUMNS)
+    write_csv(folder / "errors.csv", errors, ERROR_COLUMNS)
+    figure = comparison_figure(comparisons)
     for suffix in ("png", "pdf"):
         with replacing(folder / f"compare.{suffix}", "wb") as file:
             figure.savefig(file, format=suffix)

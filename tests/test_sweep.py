@@ -260,7 +260,8 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
 
 def test_comparison_measures_what_the_sweep_measures(finished):
     result, _ = finished
-    found = compare(Pair(SMALL.setting, 4, 4, SMALL.sizes.seeds, tol=SMALL.tol), "cpu")
+    pair = Pair(SMALL.setting, depth=4, heads=4, seeds=SMALL.sizes.seeds, tol=SMALL.tol)
+    (found,) = compare(pair, "cpu")
     rms = max(r["rms"] for r in found.error_rows() if (r["step"], r["variable"]) == (2, "p"))
     key = {"step": 2, "variable": "p", "term": "total", "norm": "rms", "set": "train"}
     key |= {"L": 4, "H": 4.0}
@@ -270,9 +271,46 @@ def test_comparison_measures_what_the_sweep_measures(finished):
 
 
 def test_compare_lists_paths_of_both_models(tmp_path):
-    found = compare(Pair(SMALL.setting, 2, 1, 1, tol=SMALL.tol), "cpu")
+    (found,) = compare(Pair(SMALL.setting, depth=2, heads=1, seeds=1, tol=SMALL.tol), "cpu")
     rows = found.path_rows()
     assert len(rows) == 2 * 2 * 2 * (3 * 2 * 3 * 3)  # steps, variables, models; layers B N d
     start = [r["value"] for r in rows if (r["step"], r["variable"], r["s"]) == (0, "x", 0.0)]
     half = len(start) // 2
     assert start[:half] == start[half:]  # both start from the contexts
+
+
+def test_compare_lays_rules_side_by_side_on_the_same_law_and_draws(capsys, tmp_path):
+    folder = tmp_path / "compare"
+    flags = [*FLAGS, "--depth", "4", "--heads", "2", "--seeds", "2", "--against", "sbo", "sgd"]
+    main(["compare", *flags, "--rebalance", "2", "--out", str(folder)])
+    names = [f"{rule}, balanced every 2 (hard)" for rule in ("adamw", "sbo (batch)", "sgd")]
+    printed = capsys.readouterr().out
+    assert all(f"{name}, limit: converged" in printed for name in names)
+    with (folder / "paths.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(dict.fromkeys(row["rule"] for row in rows)) == names
+    by_rule = [
+        [
+            row["value"]
+            for row in rows
+            if (row["rule"], row["step"], row["model"]) == (name, step, "particles")
+        ]
+        for step in ("0", "2")
+        for name in names
+    ]
+    assert by_rule[0] == by_rule[1] == by_rule[2]  # before training they are one
+    assert by_rule[3] != by_rule[4] != by_rule[5]
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--against", "adamw"], "against must name other rules"),
+    (["--against", "lion"], "against must name other rules"),
+    (["--rule", "sbo", "--biases", "False"], "biases must not be False with rule=sbo"),
+    (["--rebalance", "-1"], "rebalance must be at least 0"),
+    (["--damping", "2"], "damping must be"),
+    (["--rule", "sgd", "--momentum", "0.9", "--rebalance", "5"], "momentum holds weight_decay"),
+    (["--rule", "sbo", "--centre", "mean"], "centre must be one of"),
+])  # fmt: skip
+def test_rules_that_make_no_sense_are_refused_in_one_line(capsys, tmp_path, flags, message):
+    status, text = run_cli(capsys, "compare", *flags, "--out", str(tmp_path))
+    assert status == 2 and message in text.err and len(text.err.splitlines()) == 1

@@ -165,66 +165,70 @@ def _subtract_product(which, d, m, bias, rows, c):
                 rows[row, h] -= rows[bias + out, h] * c[centred, h]
 
 
-@njit
+@njit(error_model="numpy")
 def _balance(code, damping, ends, m, biases, theta, g, means, states):
     """Balance the pairs (q | k) and (v | o); see `Rebalance`."""
     first, second, centre, skipped = states
     size = ends[0]
     d = size // m
+    a, b = np.empty((2, theta.shape[1]), theta.dtype), np.empty((2, theta.shape[1]), theta.dtype)
     for pair in range(2):
+        _norms(theta, 2 * pair * size, size, a)
+        _norms(theta, (2 * pair + 1) * size, size, b)
         for h in range(theta.shape[1]):
-            largest_a, square_a = _norm(theta, 2 * pair * size, size, h)
-            largest_b, square_b = _norm(theta, (2 * pair + 1) * size, size, h)
-            if largest_a > 0 and largest_b > 0:
-                ratio = largest_b / largest_a * math.sqrt(square_b / square_a)
-            else:
-                ratio = largest_a * 0
+            ratio = b[0, h] / a[0, h] * math.sqrt(b[1, h] / a[1, h])
+            c = theta.dtype.type(1)
             if not (ratio > 0 and ratio < math.inf):
                 skipped[pair, h] += 1
-                continue
-            if damping == 1:
+            elif damping == 1:
                 c = math.sqrt(ratio)
             else:
                 c = ratio ** theta.dtype.type(0.5 * damping)
-            for which in range(2 * pair, 2 * pair + 2):
-                scale = c if which == 2 * pair else 1 / c
-                _scale(code, ends, scale, theta, g, first, second, which * size, size, h)
-                if which < 3 and biases[which] >= 0:
-                    _scale(code, ends, scale, theta, g, first, second, biases[which], m, h)
-            if pair == 1:
-                for i in range(d, means.shape[0]):
-                    means[i, h] *= c
-                for i in range(d, centre.shape[0]):
-                    centre[i, h] *= c
+            a[0, h], a[1, h] = c, 1 / c
+        for which in range(2 * pair, 2 * pair + 2):
+            # scale and its inverse
+            s, t = (a[0], a[1]) if which == 2 * pair else (a[1], a[0])
+            _scale(code, ends, s, t, theta, g, first, second, which * size, size)
+            if which < 3 and biases[which] >= 0:
+                _scale(code, ends, s, t, theta, g, first, second, biases[which], m)
+        if pair == 1:
+            for rows in (means, centre):
+                for i in range(d, rows.shape[0]):
+                    for h in range(rows.shape[1]):
+                        rows[i, h] *= a[0, h]
 
 
-@njit
-def _norm(theta, start, size, h):
-    """Largest entry of a matrix, and its squared norm in units of that."""
-    largest = abs(theta[start, h])
+@njit(error_model="numpy")
+def _norms(theta, start, size, out):
+    """Largest entry of a matrix of every head, and its squared norm in units of that (or NaN)."""
+    out[:] = 0
     for i in range(start, start + size):
-        largest = max(largest, abs(theta[i, h]))
-    square = largest * 0
-    if largest > 0:
-        for i in range(start, start + size):
-            square += (theta[i, h] / largest) ** 2
-    return largest, square
+        for h in range(theta.shape[1]):
+            out[0, h] = max(out[0, h], abs(theta[i, h]))
+    for i in range(start, start + size):
+        for h in range(theta.shape[1]):
+            out[1, h] += (theta[i, h] / out[0, h]) ** 2
 
 
 @njit
-def _scale(code, ends, scale, theta, g, first, second, start, length, h):
-    """theta <- scale theta in one block, and what follows from it."""
+def _scale(code, ends, scale, inverse, theta, g, first, second, start, length):
+    """theta <- scale theta in one block of every head, and what follows from it."""
+    heads = theta.shape[1]
     for i in range(start, start + length):
-        theta[i, h] *= scale
-        g[i, h] /= scale
+        for h in range(heads):
+            theta[i, h] *= scale[h]
+            g[i, h] *= inverse[h]
         if first.size:
-            first[i, h] /= scale
+            for h in range(heads):
+                first[i, h] *= inverse[h]
         if second.size and code != BLOCK_ADAMW:
-            second[i, h] /= scale * scale
+            for h in range(heads):
+                second[i, h] *= inverse[h] * inverse[h]
     if code == BLOCK_ADAMW:
         for block in range(len(ends)):
             if ends[block] == start + length:
-                second[block, h] /= scale * scale
+                for h in range(heads):
+                    second[block, h] *= inverse[h] * inverse[h]
 
 
 @compiled_entry()
