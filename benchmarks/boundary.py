@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -79,7 +80,7 @@ def make_layers(rows: int) -> dict[str, Callable[[], object]]:
     gen = torch.Generator().manual_seed(0)
     x = torch.randn(rows, WIDTH, generator=gen)
     linear = nn.Linear(WIDTH, INNER)
-    centred = CenteredLinear.from_linear(linear).recentre_(x.mean(0))
+    centred = CenteredLinear.from_linear(copy.deepcopy(linear)).recentre_(x.mean(0))
 
     def subtracted():
         return nn.functional.linear(x - centred.centre, centred.weight, centred.beta)

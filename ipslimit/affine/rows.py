@@ -43,8 +43,7 @@ class RowSums:
         """[sum, number] of every input of the module behind each other, in one tensor."""
         if isinstance(module, nn.MultiheadAttention):
             given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-            parts = [self._linear(name, given[key]) for key in ("query", "key", "value")]
-            return torch.cat(parts)
+            return torch.cat([self._linear(name, given[k]) for k in ("query", "key", "value")])
         x = args[0] if args else kwargs["input"]
         if isinstance(module, nn.Conv1d):
             return self._conv(name, module, x)

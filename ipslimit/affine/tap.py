@@ -67,12 +67,18 @@ class Tap:
             self._add(self.sums.of(self.name, module, args, kwargs))
             return None
         z = output[0] if isinstance(output, tuple) else output
-        if not z.requires_grad or not any(w.requires_grad for w in self.weights):
+        if not z.requires_grad:
             return None
         compiling = torch.compiler.is_compiling()
         if not compiling and torch._C._are_functorch_transforms_active():
             return None  # their gradients do not arrive in `.grad`
-        if self.leaf.grad is not None and all(w.grad is None for w in self.weights):
+        trained = differentiated = False
+        for weight in self.weights:
+            trained |= weight.requires_grad
+            differentiated |= weight.grad is not None
+        if not trained:
+            return None
+        if not differentiated and self.leaf.grad is not None:
             self.leaf.grad = None  # the gradients were dropped, and so is what belongs to them
         sums = self.sums.of(self.name, module, args, kwargs)
         if compiling:
@@ -83,13 +89,14 @@ class Tap:
         hooked.register_hook(lambda _: self._add(sums))
         return None
 
-    @torch.no_grad()
     def _add(self, sums: torch.Tensor) -> None:
-        like = self.weights[0]
-        if self.leaf.device != like.device or self.leaf.dtype.itemsize < like.dtype.itemsize:
-            self.leaf = self._new_leaf()  # the model was moved
-        sums = sums.to(self.leaf)
-        self.leaf.grad = sums.clone() if self.leaf.grad is None else self.leaf.grad + sums
+        like, leaf = self.weights[0], self.leaf
+        if leaf.device != like.device or leaf.dtype.itemsize < like.dtype.itemsize:
+            leaf = self.leaf = self._new_leaf()  # the model was moved
+        if sums.dtype != leaf.dtype or sums.device != leaf.device:
+            sums = sums.to(leaf)
+        # layers with one input share its sums, and compiled backward passes add in place
+        leaf.grad = sums.clone() if leaf.grad is None else leaf.grad + sums
 
     def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The inputs of a tensor of the leaf's shape, apart."""

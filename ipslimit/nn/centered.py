@@ -101,7 +101,7 @@ class CenteredLinear(nn.Module):
         """The same function, bit by bit, with c = 0.
 
         The parameters are the Linear's own: its weight is S and its bias is beta, so an optimizer
-        that has them keeps them.
+        that has them keeps them, and the Linear has had its day once the centre moves.
 
         Raises
         ------
