@@ -65,33 +65,35 @@ def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
 
 def test_finished_runs_are_kept_and_lost_ones_made_again_alike(ran):
     folder, cells = ran
-    key = Cells(TINY, folder).key
+    keys = Cells(TINY, folder).keys
     base = ("classic", 0, "base")
     damaged, lost = ("classic", 0, "rescaled-soft"), ("classic", 0, "start")
-    path = cell_path(folder, key, damaged)
+    path = cell_path(folder, keys, damaged)
     path.write_bytes(path.read_bytes()[:-9])
-    cell_path(folder, key, lost).unlink()
-    checkpoint = checkpoint_path(folder, key, base)
+    cell_path(folder, keys, lost).unlink()
+    checkpoint = checkpoint_path(folder, keys, base)
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    untouched = cell_path(folder, key, ("modern", 0, "base")).stat().st_mtime_ns
+    untouched = cell_path(folder, keys, ("modern", 0, "base")).stat().st_mtime_ns
     again = Cells(TINY, folder)
     found = again.run(workers=1, progress=False)
     assert without_seconds(found) == without_seconds(cells)
     assert [("computed again" in line) for line in again.damaged] == [True, True]
-    assert cell_path(folder, key, ("modern", 0, "base")).stat().st_mtime_ns == untouched
+    assert cell_path(folder, keys, ("modern", 0, "base")).stat().st_mtime_ns == untouched
 
 
 def test_other_settings_are_other_runs(ran):
     folder, _ = ran
-    key = Cells(TINY, folder).key
-    assert Cells(dataclasses.replace(TINY, seeds=3, variants=("modern",)), folder).key == key
+    keys = Cells(TINY, folder).keys
+    assert Cells(dataclasses.replace(TINY, seeds=3, variants=("modern",)), folder).keys == keys
     for change in (
         {"steps": 5},
         {"recipe": dataclasses.replace(TINY.recipe, lr=1e-3)},
-        {"treatment": Treatment(every=6)},
         {"vocabulary": 301},
     ):
-        assert Cells(dataclasses.replace(TINY, **change), folder).key != key
+        assert not set(Cells(dataclasses.replace(TINY, **change), folder).keys) & set(keys)
+    # the checkpoint is trained before it is treated
+    treated = Cells(dataclasses.replace(TINY, treatment=Treatment(every=6)), folder).keys
+    assert treated.base == keys.base and treated.arms != keys.arms
 
 
 @pytest.mark.slow

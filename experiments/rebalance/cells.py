@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from ..engines.local import run_all
@@ -40,7 +43,7 @@ class Cells:
         self.folder = prepare_folder(folder)
         self.text = read_text(study.data, cache)
         self.tokens_key = token_key(self.text, study.vocabulary)
-        self.key = digest(study_key(study), self.tokens_key)
+        self.keys = study_keys(study, self.tokens_key)
         self.tokens = tokenize(self.text, study.vocabulary, self.folder)
         _refuse_short(self.tokens, study.context)
         self.damaged: list[str] = []
@@ -68,7 +71,6 @@ class Cells:
             desc="rebalance", unit="step", unit_scale=True, disable=not progress,
             dynamic_ncols=True,
         )  # fmt: skip
-
         with bar:
             for bases in (True, False):  # all else starts from the checkpoints
                 part = [cell for cell in missing if (cell[2] == BASE.name) is bases]
@@ -78,7 +80,7 @@ class Cells:
         return {cell: done[cell] for cell in cells}
 
     def _compute(self, cells: list[Cell], workers: int) -> Iterator[tuple[Cell, dict]]:
-        shared = (self.study, self.folder, self.key, self.tokens_key)
+        shared = (self.study, self.folder, self.keys, self.tokens_key)
         yield from run_all(run_cell, {cell: (*shared, cell) for cell in cells}, workers)
 
     def _again_without_checkpoint(self, missing: list[Cell], done: dict[Cell, dict]) -> None:
@@ -97,56 +99,73 @@ class Cells:
 
     def _read(self, cell: Cell) -> dict | None:
         try:
-            return read_cell(cell_path(self.folder, self.key, cell))
+            return read_cell(cell_path(self.folder, self.keys, cell))
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None
 
     def _read_checkpoint(self, cell: Cell) -> bytes | None:
         try:
-            return read_blob(checkpoint_path(self.folder, self.key, cell))
+            return read_blob(checkpoint_path(self.folder, self.keys, cell))
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None
 
 
-def study_key(study: RebalanceStudy) -> dict:
-    """What a run depends on: all but which runs there are, and where the text lies."""
+class Keys(NamedTuple):
+    """Names of what runs depend on: all but which runs there are, and where the text lies."""
+
+    base: str
+    """Of the training before the checkpoint."""
+    arms: str
+    """Of all else, which depends on how checkpoints are treated too."""
+
+
+def study_keys(study: RebalanceStudy, tokens: str) -> Keys:
     settings = study.as_dict()
-    return {k: v for k, v in settings.items() if k not in ("data", "variants", "seeds")}
+    later = {name: settings.pop(name) for name in ("treatment", "resumed_steps")}
+    common = {k: v for k, v in settings.items() if k not in ("data", "variants", "seeds")}
+    base = digest(common, tokens)
+    return Keys(base, digest(base, later))
 
 
-def cell_path(folder: Path, key: str, cell: Cell) -> Path:
+def cell_path(folder: Path, keys: Keys, cell: Cell) -> Path:
     variant, seed, name = cell
-    return folder / f"{variant}-{seed}-{name}-{key}.json"
+    return folder / f"{variant}-{seed}-{name}-{keys.base if name == BASE.name else keys.arms}.json"
 
 
-def checkpoint_path(folder: Path, key: str, cell: Cell) -> Path:
+def checkpoint_path(folder: Path, keys: Keys, cell: Cell) -> Path:
     variant, seed, _ = cell
-    return folder / f"{variant}-{seed}-{key}.checkpoint"
+    return folder / f"{variant}-{seed}-{keys.base}.checkpoint"
 
 
-def run_cell(study: RebalanceStudy, folder: Path, key: str, tokens: str, cell: Cell) -> dict:
+def run_cell(study: RebalanceStudy, folder: Path, keys: Keys, tokens: str, cell: Cell) -> dict:
     """Train one arm and keep what came out; also the checkpoint, if it is the base."""
     variant, seed, name = cell
     train, held_out = _windows(folder, tokens, study.context, study.held_out_windows)
     trainer = Trainer(study.shape(variant), study.recipe, train, seed)
     arm = BY_NAME[name]
     if arm is BASE:
-        early = run_arm(arm, trainer, study.treatment, study.start_steps, held_out)
-        content = early | {"checkpoint": None}
-        if not early["diverged"] and study.steps > study.start_steps:
-            content["losses"] = early["losses"] + trainer.run(study.steps - study.start_steps)
-            content["checkpoint"] = held_out_loss(trainer.model, held_out)
-        write_blob(checkpoint_path(folder, key, cell), trainer.checkpoint())
+        content = _run_base(study, trainer, held_out)
+        write_blob(checkpoint_path(folder, keys, cell), trainer.checkpoint())
     else:
         steps = study.start_steps
         if arm.resumed:
-            trainer.restore(read_blob(checkpoint_path(folder, key, cell)))
+            trainer.restore(read_blob(checkpoint_path(folder, keys, cell)))
             steps = study.resumed_steps
         content = run_arm(arm, trainer, study.treatment, steps, held_out)
-    write_cell(cell_path(folder, key, cell), content)
+    write_cell(cell_path(folder, keys, cell), content)
     return content
+
+
+def _run_base(study: RebalanceStudy, trainer: Trainer, held_out: np.ndarray) -> dict:
+    """As `run_arm`, up to where other starts are compared; "checkpoint" is the loss at the end."""
+    content = run_arm(BASE, trainer, study.treatment, study.start_steps, held_out)
+    rest = [] if content["diverged"] else trainer.run(study.steps - study.start_steps)
+    losses = content["losses"] + rest
+    fine = math.isfinite(losses[-1])
+    checkpoint = held_out_loss(trainer.model, held_out) if fine else None
+    return content | {"losses": losses, "checkpoint": checkpoint}
 
 
 @functools.cache

@@ -69,8 +69,9 @@ class Report:
 
     def checkpoint_perplexity(self, variant: str) -> list[float]:
         """Of the checkpoints, seed by seed."""
-        cells = (self.cells[variant, seed, BASE.name] for seed in range(self.study.seeds))
-        found = (cell["checkpoint"] or cell["held_out"] for cell in cells)
+        found = [
+            self.cells[variant, seed, BASE.name]["checkpoint"] for seed in range(self.study.seeds)
+        ]
         return [math.nan if loss is None else math.exp(loss) for loss in found]
 
     def gap(self, variant: str, arm: Arm, against: str) -> Gap:
@@ -97,9 +98,8 @@ class Report:
     def _checks(self, variant: str) -> list[Check]:
         seeds = range(self.study.seeds)
         treated = [a for a in ARMS if a.resumed and (a.rescaled or a.saggs)]
-        change = max(
-            self.cells[variant, s, a.name]["restart_change"] for s in seeds for a in treated
-        )
+        changes = [self.cells[variant, s, a.name]["restart_change"] for s in seeds for a in treated]
+        change = float(np.max(changes))  # NaN if one is
         apart = max(
             _largest_difference(
                 *(self.cells[variant, s, n]["losses"] for n in ("rescaled-hard", "control-hard"))

@@ -17,7 +17,6 @@ import zipfile
 from pathlib import Path
 
 import filelock
-import platformdirs
 
 from ..store import replacing
 from ..study import StudyError
@@ -66,6 +65,13 @@ def cache_folder(cache: str | os.PathLike | None = None) -> Path:
     chosen = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
+    try:
+        import platformdirs
+    except ImportError:
+        raise FetchError(
+            "platformdirs must be installed to find the user's cache folder: pip install "
+            f'"ipslimit[text]", or set {CACHE_VARIABLE} to a folder.'
+        ) from None
     return Path(platformdirs.user_cache_dir("ipslimit", appauthor=False))
 
 

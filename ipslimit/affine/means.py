@@ -152,6 +152,16 @@ class InputMeans:
         for tap in self._tapped:
             tap.leaf.grad = None
 
+    @torch.no_grad()
+    def rescale(self, weight: nn.Parameter, columns: slice, factor: float) -> None:
+        """The rows seen so far, had these columns of the input of `weight` been `factor` times."""
+        entered = {(self._places[m.module], i) for m in self.maps if m.weight is weight
+                   for i in m.inputs}  # fmt: skip
+        for place, i in entered:
+            tap = self._tapped[place]
+            if tap.leaf.grad is not None:
+                tap.split(tap.leaf.grad)[i][:-1][columns].mul_(factor)  # the last one is the count
+
     def pause(self, paused: bool = True) -> None:
         """Let the hooks do nothing until `pause(False)`."""
         for tap in self._tapped:

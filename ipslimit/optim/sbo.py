@@ -89,9 +89,14 @@ class SBOAdamW(torch.optim.Optimizer):
     those of a convolution. A weight tied to several biases has `centre_1`, `centre_2`, ... for
     the others, in the order of `maps`.
 
+    `SAGGS` can wrap it: centres are rescaled with what feeds them (`rescale_input`).
+
     A layer that received no rows and no gradient in a step (all zeros, after
     `zero_grad(set_to_none=False)`) is left alone where it has no stored centre.
     """
+
+    # for SAGGS: powers of a parameter's own factor; centres are in units of the input
+    state_exponents = {"step": 0, "exp_avg": -1, "exp_avg_sq": -2, "centre": 0}  # noqa: RUF012
 
     def __init__(
         self,
@@ -205,6 +210,17 @@ class SBOAdamW(torch.optim.Optimizer):
                 m.rows(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
         self.means.reset()
         return loss
+
+    @torch.no_grad()
+    def rescale_input(self, weight: nn.Parameter, columns: slice, factor: float) -> None:
+        """Follow a change of scale of what enters a layer, in its stored centre and the rows seen.
+
+        `columns` of the input of `weight` are multiplied by `factor` from now on.
+        """
+        for name, centre in self.state.get(weight, {}).items():
+            if name.startswith("centre"):
+                centre[:, columns].mul_(factor)
+        self.means.rescale(weight, columns, factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, and the rows that were seen with them."""
