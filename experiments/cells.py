@@ -8,8 +8,11 @@ from pathlib import Path
 from ipslimit import ParticleRun, train_particles
 from ipslimit.errors import bias_table, error_table, quadrature_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
+from ipslimit.particles import joined
 from solvers import LimitRun
 
+from .engines import processors
+from .memory import SHARE, available, seeds_that_fit
 from .store import DamagedFile, digest, read_cell, write_cell
 from .study import Study
 
@@ -18,21 +21,28 @@ SCRAMBLINGS = 3
 
 
 def measure_cells(
-    study: Study, device: str, limit: LimitRun, cells: Sequence[tuple[int, int | None, Path | None]]
+    study: Study,
+    device: str,
+    limit: LimitRun,
+    memory: int | None,
+    cells: Sequence[tuple[int, int | None, Path | None]],
 ) -> list[dict]:
     """The contents of cells (depth, heads, path); each is written as soon as it is there.
 
     Parameters
     ----------
     limit : LimitRun of the study
+    memory : bytes for a cell; by default, what this machine has for each of its processors
     cells : heads is None for the whole law; without a path nothing is written. A file that is there
         already was written before a worker died, and is read.
     """
+    if memory is None:
+        memory = int(SHARE * available() / processors())
     contents = []
     for depth, count, path in cells:
         content = _finished(path)
         if content is None:
-            content = measure_cell(study, device, limit, depth, count)
+            content = measure_cell(study, device, limit, memory, depth, count)
             if path is not None:
                 write_cell(path, content)
         contents.append(content)
@@ -46,8 +56,11 @@ def _finished(path: Path | None) -> dict | None:
         return None
 
 
-def measure_cell(study: Study, device: str, limit: LimitRun, depth: int, count: int | None) -> dict:
+def measure_cell(
+    study: Study, device: str, limit: LimitRun, memory: int, depth: int, count: int | None
+) -> dict:
     """Rows of errors of one cell, and what became of its runs."""
+    together = seeds_that_fit(study, depth, count, memory)
     whole = _whole(study, device, depth)
     setting = study.setting
     if count is None:
@@ -57,11 +70,11 @@ def measure_cell(study: Study, device: str, limit: LimitRun, depth: int, count: 
             rows += quadrature_table(whole, [_train(study, device, depth, None, s) for s in seeds])
         diverged = int(whole.diverged.sum())
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
-    run = _train(study, device, depth, count)
+    run = _train_in_parts(study, device, depth, count, together)
     predicted = None
     if study.constant and setting.law == "atoms":
         problem, rule = setting.make_problem(), setting.make_rule()
-        predicted = predict_fluctuation(problem, rule, run, device)
+        predicted = predict_fluctuation(problem, rule, run, device, together)
     return {
         "rows": error_table(run, whole, limit, predicted),
         "weak": weak_table(run, limit, limit.loss),
@@ -83,14 +96,29 @@ def _whole(study: Study, device: str, depth: int) -> ParticleRun:
     return _latest[1]
 
 
-def _train(
-    study: Study, device: str, depth: int, count: int | None, nodes_seed: int = 0
+def _train_in_parts(
+    study: Study, device: str, depth: int, count: int, together: int
 ) -> ParticleRun:
-    setting, sizes = study.setting, study.sizes
+    """All seeds, so many at a time; the same bits as all at once."""
+    seeds = range(study.sizes.seeds)
+    parts = []
+    for first in range(0, len(seeds), together):
+        run = _train(study, device, depth, count, seeds=seeds[first : first + together])
+        if study.setting.law != "atoms":
+            run.heads.clear()  # nothing is measured of them
+        parts.append(run)
+    return joined(parts)
+
+
+def _train(
+    study: Study, device: str, depth: int, count: int | None, nodes_seed: int = 0,
+    seeds: int | Sequence[int] = 1,
+) -> ParticleRun:  # fmt: skip
+    setting = study.setting
     return train_particles(
-        setting.make_problem(), setting.make_rule(), depth, count, setting.steps,
-        1 if count is None else sizes.seeds, sizes.root_seed, setting.recorded,
-        device=device, nodes=setting.nodes, nodes_seed=nodes_seed,
+        setting.make_problem(), setting.make_rule(), depth, count, setting.steps, seeds,
+        study.sizes.root_seed, setting.recorded, device=device, nodes=setting.nodes,
+        nodes_seed=nodes_seed,
     )  # fmt: skip
 
 

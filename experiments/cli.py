@@ -11,11 +11,12 @@ from typing import Annotated, NoReturn
 
 import tyro
 
-from ipslimit.checks import resolve_device
+from ipslimit.checks import require_int, require_real, resolve_device
 
 from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .engines import EngineFailed, choose_engine
+from .memory import GIB
 from .rebalance.command import RebalanceCommand
 from .store import prepare_folder
 from .study import Flat, Study, StudyError
@@ -39,6 +40,8 @@ class SweepCommand:
     """Worker processes, 1 for none (default: one a processor if that pays)."""
     scheduler: str | None = None
     """Compute on the workers of this Dask scheduler, tcp://host:port."""
+    memory: float | None = None
+    """GiB for all that is computed at a time (default: most of what is free)."""
     verbose: bool = False
     """Print every fit, not only the headline."""
 
@@ -46,12 +49,17 @@ class SweepCommand:
         self.study.check()
         prepare_folder(self.out)
         resolve_device(self.device)
+        if self.memory is not None:
+            require_real("memory", self.memory, 0.0, include_low=False)
+        if self.workers is not None:
+            require_int("workers", self.workers)
 
     def run(self) -> None:
         engine = None
         if self.workers is not None or self.scheduler is not None:
             engine = choose_engine(self.workers, self.scheduler)
-        result = Sweep(self.study, self.out, self.device, engine).run()
+        memory = None if self.memory is None else int(self.memory * GIB)
+        result = Sweep(self.study, self.out, self.device, engine, memory).run()
         write_results(result, self.study, self.out)
         print(summary(result, everything=self.verbose))
         print(f"\nwritten to {self.out}: config.json, results.csv, weak.csv, rates.json, rates.png")

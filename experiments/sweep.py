@@ -21,6 +21,7 @@ from solvers import LimitRun, solve_limit
 
 from .cells import cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
+from .memory import SHARE, available, seeds_that_fit
 from .store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
 from .study import Study, StudyError
 
@@ -106,14 +107,17 @@ class Sweep:
     engine : Engine, optional
         Where cells are computed; by default in this process or in workers of its own, whichever is
         faster. It does not change a bit of the results.
+    memory : bytes, optional
+        For all cells that are computed at a time; by default most of what is free. Where a cell
+        does not fit, its seeds are trained a few at a time.
     """
 
     def __init__(self, study: Study, folder: str | os.PathLike, device: object = "auto",
-                 engine: Engine | None = None):  # fmt: skip
+                 engine: Engine | None = None, memory: int | None = None):  # fmt: skip
         study.check()
         self.study = study
         self.device = resolve_device(device)
-        self.engine = engine
+        self.engine, self.memory = engine, memory
         self.cells = Cells(prepare_folder(folder) / "cells")
         setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
         self._limit_path = self.cells.path("limit", setting, study.tol)
@@ -172,7 +176,10 @@ class Sweep:
             return ([(*cell, paths[cell] if engine.shares_files else None) for cell in group],)
 
         tasks = {tuple(group): arguments(group) for group in groups}
-        shared = (self.study, str(self.device), limit)
+        memory = self._memory_of_a_cell(engine)
+        for cell in costs if memory is not None else ():
+            seeds_that_fit(self.study, *cell, memory)  # refused before anything is computed
+        shared = (self.study, str(self.device), limit, memory)
         for group, contents in engine.run(measure_cells, shared, tasks):
             for cell, content in zip(group, contents, strict=True):
                 if not engine.shares_files:
@@ -184,6 +191,12 @@ class Sweep:
     def _local_engine(self, seconds: float) -> Engine:
         # a GPU is not shared out to processes
         return choose_engine(1 if self.device.type != "cpu" else None, None, seconds)
+
+    def _memory_of_a_cell(self, engine: Engine) -> int | None:
+        if self.memory is None and not engine.shares_files:
+            return None  # the workers' machines know what they have
+        memory = int(SHARE * available()) if self.memory is None else self.memory
+        return memory // engine.workers
 
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
         rows = [row for content in contents for row in content["rows"]]

@@ -53,7 +53,11 @@ class PredictedFluctuation:
 
 
 def predict_fluctuation(
-    problem: Problem, rule: Rule, run: ParticleRun, device: object = "cpu"
+    problem: Problem,
+    rule: Rule,
+    run: ParticleRun,
+    device: object = "cpu",
+    seeds_together: int | None = None,
 ) -> PredictedFluctuation:
     """Linear response of the whole-law model to the weights that `run` drew.
 
@@ -63,6 +67,8 @@ def predict_fluctuation(
         Those of `run`.
     run : ParticleRun
         Of a law with atoms. Its depth, draws and recorded steps are used, nothing else.
+    seeds_together : int, optional
+        Seeds computed at a time, all by default: less memory, the same bits.
 
     Raises
     ------
@@ -83,7 +89,7 @@ def predict_fluctuation(
     law = problem.law.heads.to(problem.dtype)
     noise = run.counts.double() / run.head_count - problem.law.heads.weights.double().cpu()
 
-    def respond(scale: float) -> dict[str, dict[int, torch.Tensor]]:
+    def respond(scale: float, noise: torch.Tensor) -> dict[str, dict[int, torch.Tensor]]:
         shifts = torch.cat([scale * noise, -scale * noise]).to(law.weights)  # (2 seeds, L, M)
         weights = (law.weights + shifts).transpose(0, 1)
         packed = law.packed.expand(*weights.shape[:2], *law.packed.shape)
@@ -91,8 +97,10 @@ def predict_fluctuation(
         pair = empty_run(
             run.depth, run.head_count, range(len(shifts)), recorded[-1], problem, device
         )
-        train_from(start, problem, rule, recorded[-1], recorded, pair, device=device)
-        count = len(run.seeds)
+        train_from(
+            start, problem, rule, recorded[-1], recorded, pair, device=device, record_heads=False
+        )
+        count = len(noise)
         return {
             name: {
                 step: (t[:count] - t[count:]) / (2 * scale)
@@ -101,7 +109,16 @@ def predict_fluctuation(
             for name in names
         }
 
-    answer, check = respond(STEP), respond(CHECK_STEP)
+    def respond_all(scale: float) -> dict[str, dict[int, torch.Tensor]]:
+        parts = [respond(scale, part) for part in noise.split(seeds_together or len(noise))]
+        if len(parts) == 1:
+            return parts[0]
+        return {
+            name: {step: torch.cat([part[name][step] for part in parts]) for step in parts[0][name]}
+            for name in names
+        }
+
+    answer, check = respond_all(STEP), respond_all(CHECK_STEP)
     nonlinearity = {}
     for name in names:
         for step, t in answer[name].items():

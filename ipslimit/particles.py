@@ -25,6 +25,10 @@ from .rules import Rule
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
+# What a run holds one of for every seed, whatever the law.
+PER_SEED = (
+    "loss", "diverged", "diverged_at", "x", "p", "probe_x", "probe_p", "probe_loss", "heads",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -170,27 +174,46 @@ def train_particles(
         if share is not None:
             own = shard(whole.count, *share)
             whole = whole.map(lambda t: t[..., own])
-        start = whole.map(lambda t: t.expand(depth, 1, *t.shape))
+        # a copy, also where depth is 1: training must not reach the law itself
+        start = whole.map(lambda t: t.expand(depth, 1, *t.shape).clone())
     else:
-        draws = []
-        for seed in seeds:
-            rng = draw_generator(root_seed, depth, heads, seed)
-            draws.append(problem.law.draw(heads, depth, rng, problem.dtype))
-            if share is not None:
-                draws[-1] = draws[-1].share(shard(draws[-1].packed.shape[-1], *share))
-        start = Heads.from_packed(
-            torch.stack([draw.packed for draw in draws], dim=1),
-            torch.stack([draw.weights for draw in draws], dim=1),
-            problem.law.layout,
-        )
-        if draws[0].counts is not None:
-            counts = torch.stack([draw.counts for draw in draws])
-            atoms = torch.stack([draw.atoms for draw in draws])
+        start, counts, atoms = _drawn(problem, depth, heads, seeds, root_seed, share)
     distinct = seeds if heads is not None else seeds[:1]
     run = empty_run(depth, heads, distinct, steps, problem, device)
     run.root_seed, run.counts, run.atoms = root_seed, counts, atoms
-    train_from(start, problem, rule, steps, record, run, residual_exponent, device, group)
+    own = start.map(lambda t: t.to(device).contiguous())
+    del start  # or there would be a second copy of all heads
+    _train(own, problem, rule, steps, record, run, residual_exponent, group)
     return run if heads is not None else _repeated(run, seeds)
+
+
+def _drawn(
+    problem: Problem, depth: int, heads: int, seeds: Sequence[int], root_seed: int, share
+) -> tuple[Heads, torch.Tensor | None, torch.Tensor | None]:
+    """Heads (L, seeds) drawn from the law, or a process's share of them; counts and atoms.
+
+    One seed after the other, so that no more than one draw exists beside the heads.
+    """
+    start, counts, atoms = None, [], []
+    for i, seed in enumerate(seeds):
+        rng = draw_generator(root_seed, depth, heads, seed)
+        draw = problem.law.draw(heads, depth, rng, problem.dtype)
+        if share is not None:
+            draw = draw.share(shard(draw.packed.shape[-1], *share))
+        if start is None:
+            start = Heads.from_packed(
+                *(
+                    t.new_empty(depth, len(seeds), *t.shape[1:])
+                    for t in (draw.packed, draw.weights)
+                ),
+                problem.law.layout,
+            )
+        start.packed[:, i], start.weights[:, i] = draw.packed, draw.weights
+        counts.append(draw.counts)
+        atoms.append(draw.atoms)
+    if counts[0] is None:
+        return start, None, None
+    return start, torch.stack(counts), torch.stack(atoms)
 
 
 def empty_run(
@@ -218,13 +241,19 @@ def train_from(
     run: ParticleRun,
     residual_exponent: float = 1.0,
     device: object = "cpu",
-    group: object = None,
+    record_heads: bool = True,
 ) -> ParticleRun:
-    """Train from given heads with leading dimensions (L, seeds), filling `run`.
+    """Train from given heads with leading dimensions (L, seeds), filling `run`."""
+    own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
+    return _train(own, problem, rule, steps, record, run, residual_exponent, None, record_heads)
 
-    With a process group, from those of this process.
-    """
-    heads = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
+
+def _train(
+    heads: Heads, problem: Problem, rule: Rule, steps: int, record: Sequence[int],
+    run: ParticleRun, residual_exponent: float, group: object, record_heads: bool = True,
+) -> ParticleRun:  # fmt: skip
+    """Train these very heads, filling `run`; with a process group, those of this process."""
+    device = heads.device
     state = {name: t.contiguous() for name, t in rule.init(heads).items()}
     scale = float(heads.lead[0]) ** -residual_exponent
     sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
@@ -232,7 +261,8 @@ def train_from(
     for step in range(steps + 1):
         keep = step in record
         if keep:
-            run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
+            if record_heads:
+                run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
             if problem.probes:
                 _record_probes(sweep, problem, run, step, device)
         x = sweep.forward(contexts)
@@ -254,6 +284,30 @@ def train_from(
     return run
 
 
+def joined(parts: Sequence[ParticleRun]) -> ParticleRun:
+    """Runs of different seeds of one model as one run."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(values: list):
+        if values[0] is None:
+            return None
+        if isinstance(values[0], dict):
+            return {step: join([value[step] for value in values]) for step in values[0]}
+        if isinstance(values[0], Heads):
+            packed = torch.cat([value.packed for value in values])
+            weights = torch.cat([value.weights for value in values])
+            return Heads.from_packed(packed, weights, values[0].layout)
+        return torch.cat(values)
+
+    names = (*PER_SEED, "counts", "atoms")
+    fields = {name: join([getattr(part, name) for part in parts]) for name in names}
+    fields["seeds"] = tuple(seed for part in parts for seed in part.seeds)
+    fields["cost"] = {name: sum(part.cost[name] for part in parts) for name in parts[0].cost}
+    fields["notes"] = list(dict.fromkeys(note for part in parts for note in part.notes))
+    return dataclasses.replace(parts[0], **fields)
+
+
 def _repeated(run: ParticleRun, seeds: tuple[int, ...]) -> ParticleRun:
     """The run of one seed as that of many, without copying it."""
 
@@ -264,18 +318,7 @@ def _repeated(run: ParticleRun, seeds: tuple[int, ...]) -> ParticleRun:
             return value.map(repeat)
         return value.expand(len(seeds), *value.shape[1:])
 
-    names = (
-        "loss",
-        "diverged",
-        "diverged_at",
-        "x",
-        "p",
-        "probe_x",
-        "probe_p",
-        "probe_loss",
-        "heads",
-    )
-    repeated = {name: repeat(getattr(run, name)) for name in names}
+    repeated = {name: repeat(getattr(run, name)) for name in PER_SEED}
     return dataclasses.replace(run, seeds=seeds, **repeated)
 
 

@@ -780,3 +780,12 @@ def test_cuda_agrees_with_the_cpu():
 def test_auto_device_is_cuda_where_there_is_one_else_the_cpu():
     run = train_particles(small_problem(), SGD(0.1), 2, 2, 0)
     assert run.x[0].device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("heads", [None, 3])
+def test_training_leaves_the_law_as_it_was(heads):
+    problem = small_problem()
+    before = problem.law.heads.packed.clone(), problem.law.heads.weights.clone()
+    train_particles(problem, AdamW(lr=0.1), 1, heads, 2, device="cpu")
+    assert torch.equal(problem.law.heads.packed, before[0])
+    assert torch.equal(problem.law.heads.weights, before[1])

@@ -115,7 +115,7 @@ def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch)
     original = experiments.cells.measure_cell
     monkeypatch.setattr(
         experiments.cells, "measure_cell",
-        lambda *arguments: measured.append(arguments[3:]) or original(*arguments),
+        lambda *arguments: measured.append(arguments[4:]) or original(*arguments),
     )  # fmt: skip
     again = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
     assert measured == [(4, 4)]
