@@ -349,5 +349,5 @@ class SBOAdamW(torch.optim.Optimizer):
     def __setstate__(self, state) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for name in ("centre", "centre_decay", "maximize", "foreach"):
+            for name in self.defaults.keys() - {"differentiable"}:  # which torch adds
                 group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
