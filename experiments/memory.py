@@ -12,7 +12,7 @@ GIB = 2**30
 SHARE = 0.8
 # Tensors as large as the tokens of all layers that exist at once where errors are computed, beside
 # the recorded ones: differences, their squares and the limit at the same depths.
-ERROR_COPIES = 5
+ERROR_COPIES = 3
 
 
 def available() -> int:

@@ -51,10 +51,10 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     """
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
-        rows += _norms(_key(whole, step, variable, "bias", where), (0,), bias)
-    for step, gaps, weights in _head_gaps(whole, None, limit):
+        rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
+    for step, square, weights in _head_distances(whole, None, limit):
         key = _key(whole, step, "theta", "bias", "train")
-        rows += _norms(key, (0,), gaps[:, :, None], weights[:, :, None])
+        rows += _norms(key, (0,), square[:, :, None], weights[:, :, None])
     return rows
 
 
@@ -78,7 +78,7 @@ def quadrature_table(whole: ParticleRun, others: Sequence[ParticleRun]) -> list[
         for step, values in getattr(whole, name).items():
             gaps = torch.cat([getattr(other, name)[step][:1] - values[:1] for other in others])
             key = _key(whole, step, variable, "quadrature", where)
-            rows += _norms(key, range(1, len(others) + 1), gaps / math.sqrt(2.0))
+            rows += _norms(key, range(1, len(others) + 1), _square(gaps) / 2.0)
     return rows
 
 
@@ -128,8 +128,9 @@ def error_table(
         values, exact = (getattr(r, _attribute(variable, where))[step] for r in (run, whole))
         fluctuation = values - exact
         total = fluctuation + bias
-        rows += _norms(_key(run, step, variable, "total", where), run.seeds, total)
-        rows += _norms(_key(run, step, variable, "fluctuation", where), run.seeds, fluctuation)
+        rows += _norms(_key(run, step, variable, "total", where), run.seeds, _square(total))
+        key = _key(run, step, variable, "fluctuation", where)
+        rows += _norms(key, run.seeds, _square(fluctuation))
         peak = _peak(_mean_square(total))
         cross = 2 * (fluctuation * bias).sum(-1).mean((-1, -2))[:, peak]
         rows += _rows(_key(run, step, variable, "cross", where), "rms", run.seeds, cross)
@@ -139,12 +140,12 @@ def error_table(
             for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
                 key = _key(run, step, variable, term, where)
                 rows += _rows(key, "rms", run.seeds, _mean_square(value)[:, peak].sqrt())
-    for step, gaps, weights in _head_gaps(run, whole, None):
+    for step, square, weights in _head_distances(run, whole, None):
         key = _key(run, step, "theta", "fluctuation", "train")
-        rows += _norms(key, run.seeds, gaps[:, :, None], weights[:, :, None])
-    for step, gaps, weights in _head_gaps(run, None, limit):
+        rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
+    for step, square, weights in _head_distances(run, None, limit):
         key = _key(run, step, "theta", "total", "train")
-        rows += _norms(key, run.seeds, gaps[:, :, None], weights[:, :, None])
+        rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
     return rows
 
 
@@ -208,24 +209,28 @@ def _biases(whole: ParticleRun, limit: Limit) -> Iterator[tuple[int, str, str, t
             )
 
 
-def _head_gaps(run: ParticleRun, whole: ParticleRun | None, limit: Limit | None):
-    """(step, theta - reference (seeds, L, K, P), weights (seeds, L, K)) per recorded step.
+def _head_distances(run: ParticleRun, whole: ParticleRun | None, limit: Limit | None):
+    """(step, |theta - reference|^2 (seeds, L, K), weights (seeds, L, K)) per recorded step.
 
-    The reference is the limit at s = r/L, or the whole-law run, head of the same atom.
+    The reference is the limit at s = r/L, or the whole-law run, head of the same atom. Seed by
+    seed: differences of all heads at once would be the largest tensors of a cell.
     """
     if run.atoms is None and not math.isinf(run.head_count):
         return
     for step, heads in run.heads.items():
         if whole is not None:
-            reference = whole.heads[step].packed  # (1, L, P, M)
+            reference = whole.heads[step].packed[0]  # (L, P, M)
         else:
             depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
-            reference = limit.heads(step, depths).packed[None]
-        reference = reference.expand(len(run.seeds), *reference.shape[1:])
-        if run.atoms is not None:
-            index = run.atoms.to(reference.device)[:, :, None, :]
-            reference = reference.gather(3, index.expand(-1, -1, reference.shape[2], -1))
-        yield step, (heads.packed - reference).mT, heads.weights
+            reference = limit.heads(step, depths).packed
+        squares = []
+        for seed, packed in enumerate(heads.packed):
+            same = reference
+            if run.atoms is not None:
+                index = run.atoms[seed].to(reference.device)[:, None, :]
+                same = reference.gather(2, index.expand(-1, reference.shape[1], -1))
+            squares.append((packed - same).square().sum(-2))
+        yield step, torch.stack(squares), heads.weights
 
 
 def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: str) -> Row:
@@ -235,9 +240,8 @@ def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: st
     return key | {"set": where, "L": run.depth, "H": float(run.head_count)}
 
 
-def _norms(key: Row, seeds, gap: torch.Tensor, weights: torch.Tensor | None = None) -> list[Row]:
-    """rms and sup rows of gap (seeds, layers, ..., ..., d); weights average instead of the mean."""
-    square = gap.square().sum(-1)
+def _norms(key: Row, seeds, square: torch.Tensor, weights: torch.Tensor | None = None) -> list[Row]:
+    """rms and sup rows of squared distances (seeds, layers, ., .); weights instead of the mean."""
     if weights is None:
         mean, largest = square.mean((-1, -2)), square
     else:
@@ -247,6 +251,10 @@ def _norms(key: Row, seeds, gap: torch.Tensor, weights: torch.Tensor | None = No
     return _rows(key, "rms", seeds, rms) + _rows(
         key, "sup", seeds, largest.flatten(1).amax(1).sqrt()
     )
+
+
+def _square(gap: torch.Tensor) -> torch.Tensor:
+    return gap.square().sum(-1)
 
 
 def _rows(key: Row, norm: str, seeds, errors: torch.Tensor) -> list[Row]:
