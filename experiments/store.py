@@ -16,6 +16,10 @@ class DamagedFile(ValueError):
     """A result file that cannot be trusted; the message says what is wrong with it."""
 
 
+class CannotWrite(RuntimeError):
+    """A file that could not be written, as on a full disk; the message says what to do."""
+
+
 def prepare_folder(path: str | os.PathLike) -> Path:
     """Make the folder and show that files can be written in it.
 
@@ -40,18 +44,24 @@ def prepare_folder(path: str | os.PathLike) -> Path:
 @contextlib.contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator:
     """Open a temporary file beside `path` and rename it to `path` once it is safely on disk."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, mode, **({} if "b" in mode else {"newline": ""})) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp makes files private
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, mode, **({} if "b" in mode else {"newline": ""})) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)  # mkstemp makes files private
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise CannotWrite(
+            f"{path} cannot be written ({error.strerror or error}); what is finished is kept. Free "
+            "space or choose another --out, and run the same command again to resume."
+        ) from error
 
 
 def write_json(path: Path, value: object) -> None:
