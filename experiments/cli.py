@@ -16,6 +16,7 @@ from ipslimit.checks import require_int, require_real, resolve_device
 from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .engines import EngineFailed, choose_engine
+from .gauge.command import GaugeCommand
 from .memory import GIB
 from .rebalance.command import RebalanceCommand
 from .store import prepare_folder
@@ -106,6 +107,7 @@ COMMANDS = {
     "compare": CompareCommand,
     "boundary": BoundaryCommand,
     "rebalance": RebalanceCommand,
+    "gauge": GaugeCommand,
 }
 
 

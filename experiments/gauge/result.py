@@ -1,0 +1,90 @@
+"""What the runs of a gauge study say: distances between gauges of one law."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from .study import TREATMENTS, GaugeStudy
+
+MODELS = ("limit", "particles")
+COLUMNS = ["balancing", "model", "variable", "factor", "gauge", "step", "distance", "loss",
+           "loss_as_it_is", "limit_error"]  # fmt: skip
+
+
+@dataclasses.dataclass
+class GaugeResult:
+    """What was measured.
+
+    Attributes
+    ----------
+    study : GaugeStudy
+    as_it_is : dict treatment -> what `study.train` gives
+    runs : dict (treatment, factor, gauge) -> what `study.measure` gives
+    """
+
+    study: GaugeStudy
+    as_it_is: dict[str, dict]
+    runs: dict[tuple[str, float, int], dict]
+
+    def rows(self) -> list[dict]:
+        """A row per run, model, variable and step; limit_error is the larger of both limits'."""
+        return [
+            {"balancing": treatment, "model": model, "variable": variable, "factor": factor}
+            | {"gauge": gauge, "step": step, "loss": run[model]["loss"][step]}
+            | {"distance": run[model][variable][str(step)]}
+            | {"loss_as_it_is": self.as_it_is[treatment][model]["loss"][step]}
+            | {"limit_error": max(r["limit"]["error"] for r in (self.as_it_is[treatment], run))}
+            for (treatment, factor, gauge), run in self.runs.items()
+            for model in MODELS
+            for variable in "xp"
+            for step in self.study.recorded
+        ]
+
+    def distances(self, treatment, model, factor, step, variable="x") -> np.ndarray:
+        """Of every gauge."""
+        gauges = range(self.study.gauges)
+        runs = [self.runs[treatment, factor, gauge][model] for gauge in gauges]
+        return np.array([run[variable][str(step)] for run in runs])
+
+    @property
+    def limit_error(self) -> float:
+        """The largest estimated error of a limit."""
+        runs = [*self.as_it_is.values(), *self.runs.values()]
+        return max(run["limit"]["error"] for run in runs)
+
+    def notes(self) -> list[str]:
+        """Runs that did not end as they should, and what rules had to say."""
+        notes = []
+        runs = {(treatment, 1.0, 0): run for treatment, run in self.as_it_is.items()} | self.runs
+        for (treatment, factor, gauge), run in runs.items():
+            name = f"balancing {treatment}, factor {factor:g}, gauge {gauge}"
+            if run["limit"]["status"] != "converged":
+                notes.append(
+                    f"{name}: limit {run['limit']['status']} (error {run['limit']['error']:.1e})"
+                )
+            if run["particles"]["status"] != "ok":
+                notes.append(f"{name}: particles {run['particles']['status']}")
+            for model in MODELS:
+                notes += [f"{name}, {model}: {text}" for text in run[model]["notes"]]
+        return notes
+
+    def summary(self) -> str:
+        """A line per treatment and factor: the distances at the last step, as min .. max."""
+        last = self.study.recorded[-1]
+        lines = [f"distance of x from the law as it is, at step {last} (min .. max over gauges)",
+                 "balancing  factor  limit                    particles"]  # fmt: skip
+        for treatment in TREATMENTS:
+            for factor in self.study.factors:
+                cells = [_span(self.distances(treatment, m, factor, last)) for m in MODELS]
+                lines.append(f"{treatment:<9}  {factor:>6g}  {cells[0]:<23}  {cells[1]}")
+        lines.append(f"largest estimated error of a limit: {self.limit_error:.1e}")
+        return "\n".join([*lines, *self.notes()])
+
+
+def _span(values: np.ndarray) -> str:
+    kept = values[np.isfinite(values)]
+    if not len(kept):
+        return "diverged"
+    return f"{kept.min():.2e} .. {kept.max():.2e}"
