@@ -13,6 +13,7 @@ import tyro
 
 from ipslimit.checks import resolve_device
 
+from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .rebalance.command import RebalanceCommand
@@ -81,6 +82,7 @@ COMMANDS = {
     "sweep": SweepCommand,
     "compare": CompareCommand,
     "boundary": BoundaryCommand,
+    "backbone": BackboneCommand,
     "rebalance": RebalanceCommand,
 }
 
