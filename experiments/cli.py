@@ -13,6 +13,7 @@ import tyro
 
 from ipslimit.checks import require_int, require_real, resolve_device
 
+from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .engines import EngineFailed, choose_engine
@@ -106,6 +107,7 @@ COMMANDS = {
     "sweep": SweepCommand,
     "compare": CompareCommand,
     "boundary": BoundaryCommand,
+    "backbone": BackboneCommand,
     "rebalance": RebalanceCommand,
     "gauge": GaugeCommand,
 }

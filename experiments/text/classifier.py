@@ -54,8 +54,10 @@ class TextClassifier(nn.Module):
     width, layers, heads : int
     classes : int
     seed : int
-        Of the weights, which are drawn from a generator of their own. Matrices are
-        Xavier-uniform, embeddings normal with standard deviation `width` ** -0.5, biases zero.
+        Of the weights, which are drawn from a generator of their own. The blocks' matrices are
+        Xavier-uniform, embeddings normal with standard deviation `width` ** -0.5, and the
+        classifier's weight with 0.02, so that the loss starts near that of a guess; biases are
+        zero.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class TextClassifier(nn.Module):
                 module.weight.normal_(0.0, deviation, generator=generator)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
+        self.classifier.weight.normal_(0.0, 0.02, generator=generator)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Logits (B, classes) of tokens (B, N) with mask (B, N), True where there is a token."""

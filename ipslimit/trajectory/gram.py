@@ -182,7 +182,7 @@ class Trajectory:
         )
 
     def until(self, step: float) -> Trajectory:
-        """The trajectory with the displacements after `step` left out (marks stay)."""
+        """The trajectory with the displacements after `step` left out; other rows stay."""
         count = sum(t <= step for t in self.steps)
         if not count:
             raise ValueError(

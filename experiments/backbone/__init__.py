@@ -1,0 +1,1 @@
+"""Geometry of training trajectories: on real text, on the particle model, and in its limit."""
