@@ -20,7 +20,7 @@ from .engines import EngineFailed, choose_engine
 from .gauge.command import GaugeCommand
 from .memory import GIB
 from .rebalance.command import RebalanceCommand
-from .store import prepare_folder
+from .store import CannotWrite, prepare_folder
 from .study import Flat, Study, StudyError
 from .summary import summary
 from .sweep import Sweep, write_results
@@ -131,10 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(2, error)
     try:
         command.run()
-    except (
-        StudyError,
-        EngineFailed,
-    ) as error:  # other errors are the program's own and keep their traceback
+    # all other errors are the program's own, and keep their traceback
+    except (StudyError, EngineFailed, CannotWrite) as error:
         _leave(2, error)
     except KeyboardInterrupt:
         _leave(130, "interrupted; finished cells are kept, run the same command again to resume")

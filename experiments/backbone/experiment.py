@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ..engines.local import processors, run_all
 from ..store import DamagedFile, digest, prepare_folder, read_cell, write_cell
 from ..text.corpus import load_corpus
-from ..workers import processors, run_all
 from .particle_run import particle_study
 from .setting import BackboneSetting
 from .text_run import text_cell
