@@ -1,11 +1,12 @@
 # make sweep: measure the convergence rates of the default study; results in results/sweep
 # make test:  run the tests           make test-all: with the slow ones
+# make stress: kill sweeps, workers and schedulers, fill disks; compare engines; measure memory
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep test test-all bench lint clean
+.PHONY: sweep test test-all stress bench lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -15,6 +16,10 @@ test: .venv/installed
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+stress: .venv/installed
+	$(BIN)/python -m pytest -q -m "slow or not slow" \
+		tests/test_stress.py tests/test_engines.py tests/test_memory.py
 
 bench: .venv/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"

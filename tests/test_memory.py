@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.engines import InProcess
-from experiments.memory import available, cell_bytes, seeds_that_fit
+from experiments.memory import GIB, available, cell_bytes, seeds_that_fit
 from experiments.study import Setting, Sizes, Study, StudyError
 from experiments.sweep import Sweep
 
@@ -68,6 +68,29 @@ def test_predicted_memory_is_within_30_percent_of_the_peak(case):
     predicted = cell_bytes(study, depth, heads)
     assert measured > 50e6, "too small to tell from the allocator's own"
     assert predicted == pytest.approx(measured, rel=0.3), f"{predicted:.3g} for {measured:.3g}"
+
+
+LARGE = {
+    "L = 4096, H = 4096, 32 atoms": ({"probes": 0}, 4096, 4096, 4, True),
+    "L = 1024, H = 256, no atoms": (
+        {"probes": 0, "law": "xavier", "nodes": 64}, 1024, 256, 4, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+@pytest.mark.parametrize("case", LARGE)
+def test_large_cells_run_to_the_end(case, capsys):
+    setting, depth, heads, seeds, constant = LARGE[case]
+    study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
+    given = {"setting": setting, "depth": depth, "heads": heads, "seeds": seeds,
+             "constant": constant, "memory": 2**40}  # fmt: skip
+    measured, predicted = measured_peak(given), cell_bytes(study, depth, heads)
+    with capsys.disabled():
+        print(f"\n  {case}, {seeds} seeds: {measured / GIB:.2f} GiB, predicted "
+              f"{predicted / GIB:.2f}", flush=True)  # fmt: skip
+    assert predicted == pytest.approx(measured, rel=0.3)
 
 
 @pytest.mark.slow
