@@ -13,6 +13,7 @@ from ipslimit.checks import resolve_device
 
 from .compare import Pair, compare, write_comparison
 from .store import prepare_folder
+from .studies.command import StudyCommand
 from .study import Flat, Study, StudyError
 from .summary import summary
 from .sweep import Sweep, write_results
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
     command = tyro.cli(
         Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
-        | Annotated[CompareCommand, tyro.conf.subcommand("compare")],
+        | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
+        | Annotated[StudyCommand, tyro.conf.subcommand("study")],
         prog="ipslimit",
         description="How fast deep, many-headed transformers approach their mean-field limit.",
         args=arguments,

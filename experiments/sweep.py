@@ -22,8 +22,8 @@ from solvers import solve_limit
 from .store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
 from .study import Study, StudyError
 
-# Independent scramblings of a sampled law's nodes, beside the one errors are measured from.
-SCRAMBLINGS = 3
+# Of a sampled law's nodes: the one that errors are measured from, and three others.
+SCRAMBLINGS = 4
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
@@ -140,7 +140,7 @@ class Sweep:
         return self._collect([plan.done[cell] for cell in self._cells()], plan.limit)
 
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
-        rows = [row for content in contents for row in content["rows"]]
+        rows = [row for content in contents for row in content["rows"]] + limit["quadrature"]
         weak = [row for content in contents for row in content["weak"]]
         linear = [content["linear"] for content in contents if content["linear"] is not None]
         runs = {
@@ -159,7 +159,7 @@ class Sweep:
         setting = self.study.setting
         run = solve_limit(
             self.problem, self.rule, setting.steps, self.study.tol, setting.recorded, self.device,
-            nodes=setting.nodes,
+            nodes=setting.nodes, scramblings=SCRAMBLINGS,
         )  # fmt: skip
         if run.status == "diverged":
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
@@ -171,6 +171,7 @@ class Sweep:
             "message": run.message,
             "elements": run.grid.elements,
             "quadrature_error": run.quadrature_error,
+            "quadrature": quadrature_table(run),
             "loss": run.loss.tolist(),
         }
         write_cell(self._limit_path, summary)
@@ -185,28 +186,24 @@ class Sweep:
             for v in "xp"
         ]
 
-    def _train(self, depth: int, count: int | None, nodes_seed: int = 0):
+    def _train(self, depth: int, count: int | None):
         setting, sizes = self.study.setting, self.study.sizes
         return train_particles(
             self.problem, self.rule, depth, count, setting.steps,
             1 if count is None else sizes.seeds, sizes.root_seed, setting.recorded,
-            device=self.device, nodes=setting.nodes, nodes_seed=nodes_seed,
+            device=self.device, nodes=setting.nodes,
         )  # fmt: skip
 
     def _measure(self, depth: int, count: int | None, whole) -> dict:
         if self._limit is None:
             self._solve_limit()
-        exact = isinstance(self.problem.law, Atoms)
         if count is None:
             rows = bias_table(whole, self._limit)
-            if not exact:
-                others = [self._train(depth, None, seed) for seed in range(1, SCRAMBLINGS + 1)]
-                rows += quadrature_table(whole, others)
             diverged = int(whole.diverged.sum())
             return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
         run = self._train(depth, count)
         predicted = None
-        if self.study.constant and exact:
+        if self.study.constant and isinstance(self.problem.law, Atoms):
             predicted = predict_fluctuation(self.problem, self.rule, run, self.device)
         return {
             "rows": error_table(run, whole, self._limit, predicted),
@@ -222,7 +219,7 @@ class Sweep:
         exact = isinstance(law, Atoms)
         stored = law.heads.count if exact else setting.nodes
         if count is None:
-            passes = stored if exact else (1 + SCRAMBLINGS) * stored
+            passes = stored
         else:
             predicted = 4 * stored if self.study.constant and exact else 0
             passes = seeds * ((min(count, stored) if exact else count) + predicted)

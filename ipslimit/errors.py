@@ -35,6 +35,8 @@ class Limit(Protocol):
     def probe_p(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
     def heads(self, k: int, s: torch.Tensor): ...
 
+    quadrature_gaps: dict[tuple[str, int], torch.Tensor]
+
 
 def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     """Rows of the bias x^{L,inf} - X, for x, p and theta at every recorded step.
@@ -79,6 +81,27 @@ def quadrature_table(whole: ParticleRun, others: Sequence[ParticleRun]) -> list[
             gaps = torch.cat([getattr(other, name)[step][:1] - values[:1] for other in others])
             key = _key(whole, step, variable, "quadrature", where)
             rows += _norms(key, range(1, len(others) + 1), gaps / math.sqrt(2.0))
+    return rows
+
+
+def quadrature_table(limit: Limit) -> list[Row]:
+    """Rows of the quadrature error of a sampled law's nodes, one for each independent scrambling.
+
+    Parameters
+    ----------
+    limit : the limit, solved with two or more scramblings
+
+    Returns
+    -------
+    list of dict
+        As `bias_table`, with term "quadrature", L = H = inf, and the number of the scrambling as
+        seed; empty for laws with atoms, whose integral over heads is exact.
+    """
+    rows: list[Row] = []
+    for (name, step), gaps in limit.quadrature_gaps.items():
+        where = "probe" if name.startswith("probe") else "train"
+        key = {"step": step, "variable": name[-1], "term": "quadrature", "set": where}
+        rows += _norms(key | {"L": math.inf, "H": math.inf}, range(1, len(gaps) + 1), gaps)
     return rows
 
 

@@ -95,7 +95,7 @@ def measured_from_nodes(rng, quadrature):
 def scramblings(rng, quadrature):
     """Three rows with the scatter that a norm of 20 equal entries has, at H = inf."""
     rows = quadrature * np.sqrt(rng.chisquare(ENTRIES, (1, 3)) / ENTRIES)
-    return columns("quadrature", np.array([8.0]), np.array([math.inf]), rows)
+    return columns("quadrature", np.array([math.inf]), np.array([math.inf]), rows)
 
 
 def fit_in_heads(rng, floor):
