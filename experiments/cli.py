@@ -14,6 +14,7 @@ from ipslimit.checks import resolve_device
 from .compare import Pair, compare, write_comparison
 from .store import prepare_folder
 from .studies.command import StudyCommand
+from .studies.report import ReportCommand
 from .study import Flat, Study, StudyError
 from .summary import summary
 from .sweep import Sweep, write_results
@@ -79,7 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
     command = tyro.cli(
         Annotated[SweepCommand, tyro.conf.subcommand("sweep")]
         | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
-        | Annotated[StudyCommand, tyro.conf.subcommand("study")],
+        | Annotated[StudyCommand, tyro.conf.subcommand("study")]
+        | Annotated[ReportCommand, tyro.conf.subcommand("report")],
         prog="ipslimit",
         description="How fast deep, many-headed transformers approach their mean-field limit.",
         args=arguments,

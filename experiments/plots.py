@@ -176,11 +176,12 @@ def legend_below(axis: Axes, columns: int = 1) -> None:
     """Legend below the curves, in room made for it: legends over data hide the smallest errors."""
     handles, labels = axis.get_legend_handles_labels()
     low, high = axis.get_ylim()
-    axis.set_ylim(
-        low * (low / high) ** (0.1 * math.ceil(len(labels) / columns)), high * (high / low) ** 0.12
-    )
-    axis.legend(handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left", ncols=columns,
-                handletextpad=0.1, labelspacing=0.15, borderpad=0.1)  # fmt: skip
+    room = 0.1 * math.ceil(len(labels) / columns)
+    axis.set_ylim(low * (low / high) ** room, high * (high / low) ** 0.12)
+    axis.legend(
+        handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left", ncols=columns,
+        handletextpad=0.1, labelspacing=0.15, borderpad=0.1,
+    )  # fmt: skip
 
 
 def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
@@ -196,5 +197,5 @@ def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
     for slope, side in zip(slopes, ("bottom", "top"), strict=False):
         end = top + slope * run
         axis.plot(np.exp([left, right]), np.exp([top, end]), color="0.4", lw=0.7)
-        axis.annotate(fractions.get(slope, f"{slope:g}"), np.exp((right, end)), fontsize=SMALL, color="0.3", va=side,
-                      xytext=(2, 0), textcoords="offset points")  # fmt: skip
+        axis.annotate(fractions.get(slope, f"{slope:g}"), np.exp((right, end)), fontsize=SMALL,
+                      color="0.3", va=side, xytext=(2, 0), textcoords="offset points")  # fmt: skip

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-
 # Raised whenever what a cell holds, or how its numbers come about, changes: cells that an older
 # version left in a folder must not be taken for this one's.
 FORMAT = 2

@@ -15,7 +15,7 @@ largest. That is what `fit_rates` reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -57,30 +57,6 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     for step, gaps, weights in _head_gaps(whole, None, limit):
         key = _key(whole, step, "theta", "bias", "train")
         rows += _norms(key, (0,), gaps[:, :, None], weights[:, :, None])
-    return rows
-
-
-def quadrature_table(whole: ParticleRun, others: Sequence[ParticleRun]) -> list[Row]:
-    """Rows of the quadrature error of a sampled law's nodes, one for each independent scrambling.
-
-    Parameters
-    ----------
-    whole : ParticleRun with heads=None, on the nodes that errors are measured from
-    others : the same run on independent scramblings of the nodes (`nodes_seed`)
-
-    Returns
-    -------
-    list of dict
-        As `bias_table`, with term "quadrature" and the number of the scrambling as seed. The error
-        is a norm of the difference of two scramblings over sqrt(2): each has one such error.
-    """
-    rows: list[Row] = []
-    for variable, where in _sets(whole):
-        name = _attribute(variable, where)
-        for step, values in getattr(whole, name).items():
-            gaps = torch.cat([getattr(other, name)[step][:1] - values[:1] for other in others])
-            key = _key(whole, step, variable, "quadrature", where)
-            rows += _norms(key, range(1, len(others) + 1), gaps / math.sqrt(2.0))
     return rows
 
 

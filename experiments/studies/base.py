@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -42,6 +43,11 @@ class ClauseStudy(abc.ABC):
     THEORY: ClassVar[str]
     QUICK: ClassVar[Sizes]
     FULL: ClassVar[Sizes]
+
+    @classmethod
+    def design(cls) -> str:
+        """How it is measured, and what is held fixed: the docstring of the study."""
+        return inspect.getdoc(cls)
 
     @property
     def sizes(self) -> Sizes:
@@ -97,7 +103,9 @@ class ClauseStudy(abc.ABC):
         settings = {k: v for k, v in settings.items() if k not in ("out", "device")}
         settings |= parts.pop("settings", {})
         parts = {"tables": [], "pictures": [], "numbers": {}, "notes": []} | parts
-        return Finding(self.NAME, self.TITLE, self.THEORY, sentence, settings=settings, **parts)
+        return Finding(
+            self.NAME, self.TITLE, self.design(), self.THEORY, sentence, settings=settings, **parts
+        )
 
 
 def sweep_notes(results: dict[str, SweepResult]) -> list[str]:

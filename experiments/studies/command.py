@@ -1,4 +1,4 @@
-"""`ipslimit study NAME`, and `ipslimit report` over what studies have found."""
+"""`ipslimit study NAME`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ import tyro
 from .base import ClauseStudy
 from .causal import Causal
 from .constant import Constant
+from .dimension import Dimension
 from .epsilon import Epsilon
 from .laws import Laws
 from .rates import Rates
+from .scaling import Scaling
 from .steps import Steps
+from .tokens import Tokens
+from .uniform import Uniform
 
-STUDIES: tuple[type[ClauseStudy], ...] = (Rates, Steps, Epsilon, Laws, Constant, Causal)
-OF = reduce(
-    or_,
-    (Annotated[study, tyro.conf.subcommand(study.NAME, prefix_name=False)] for study in STUDIES),
-)
+STUDIES: tuple[type[ClauseStudy], ...] = (
+    Rates, Uniform, Tokens, Dimension, Steps, Epsilon, Laws, Constant, Causal, Scaling,
+)  # fmt: skip
+
+
+def _subcommand(study: type[ClauseStudy]) -> object:
+    # the first paragraph: the whole docstring, which the report shows, would bury the list
+    description = " ".join(study.design().split("\n\n")[0].split())
+    command = tyro.conf.subcommand(study.NAME, description=description, prefix_name=False)
+    return Annotated[study, command]
+
+
+OF = reduce(or_, map(_subcommand, STUDIES))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Constant: the fluctuation measured over the fluctuation predicted, path by path, without a fit."""
+"""Constant: measured over predicted fluctuation, path by path, without a fit."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Constant(ClauseStudy):
         super().check()
         if self.setting.law != "atoms":
             raise ValueError(
-                f"law must be atoms, whose draws are the noise that the prediction responds to; got "
-                f"{self.setting.law!r}. Leave --law out."
+                "law must be atoms, whose draws are the noise that the prediction responds to; "
+                f"got {self.setting.law!r}. Leave --law out."
             )
 
     def find(self, progress: bool = True) -> Finding:
@@ -131,8 +131,10 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
                 ratio = np.array([r["ratio"] for r in cells])
                 ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in cells])
                 style = look(i)
-                above.errorbar(x, ratio, np.abs(ends.T - ratio), fmt=style["marker"],
-                               color=style["color"], ms=3, lw=0.8, label=f"H={heads:g}")  # fmt: skip
+                above.errorbar(
+                    x, ratio, np.abs(ends.T - ratio), fmt=style["marker"], color=style["color"],
+                    ms=3, lw=0.8, label=f"H={heads:g}",
+                )  # fmt: skip
                 below.plot(x, [r["residual"] for r in cells], **style, ms=3, lw=0)
             below.set(xscale="log", yscale="log")
             sizes = np.array(sorted({r["L"] * r["H"] for r in chosen}), dtype=float)

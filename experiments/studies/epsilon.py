@@ -77,7 +77,8 @@ class Epsilon(ClauseStudy):
             require_real("eps_values", eps, 0.0, include_low=False)
         if not self.values or len(set(self.values)) < len(self.values):
             raise ValueError(
-                f"eps_values must be distinct, at least one; got {list(self.values)}. Name each once."
+                f"eps_values must be distinct, at least one; got {list(self.values)}. "
+                "Name each once."
             )
         require_real("raw_eps", self.raw_eps, 1e-9, 1e-3)
         if self.setting.rule == "sgd":
@@ -95,9 +96,8 @@ class Epsilon(ClauseStudy):
         words += f"; {self.sizes.seeds} seeds"
         return self.finding(
             sentence(results, step, control, trend),
-            measured=_measured(results, step)
-            + [Measured.fit("control: loss gained by training on raw gradients, in L H", "-1",
-                            trend)],
+            measured=[*_measured(results, step), Measured.fit(
+                "control: loss gained by training on raw gradients, in L H", "-1", trend)],
             tables=[
                 Table("exponents", "Exponents", columns, rows),
                 Table("limits", "The limit at every eps", ["eps", "status", "error", "elements"], [
@@ -117,8 +117,8 @@ class Epsilon(ClauseStudy):
                 Picture("control", control_figure(control, trend, self.raw_eps), (
                     "Left: loss after training on scaled gradients, on raw ones, and with weight "
                     "decay alone, mean over seeds; lines: the limits. Right: what training on raw "
-                    "gradients gains over weight decay on the same draws, and its trend where eps L H "
-                    "outweighs the gradient.")),
+                    "gradients gains over weight decay on the same draws, and its trend where "
+                    "eps L H outweighs the gradient.")),
             ],
             numbers={
                 "eps": {name: result.as_dict() for name, result in results.items()},
@@ -183,9 +183,15 @@ def control_trend(control: dict, raw_eps: float) -> Trend:
     return fit_trend(sizes, gains, shared_draws=False)
 
 
+def _ends(results: dict[str, SweepResult]) -> tuple[str, str]:
+    """The first and the last eps."""
+    first, *_, last = [*results, *results]
+    return first, last
+
+
 def _measured(results: dict[str, SweepResult], step: int) -> list[Measured]:
     found = []
-    for eps in (list(results)[0], list(results)[-1]):
+    for eps in _ends(results):
         for term, size in TERMS:
             for variable in ("x", "p", "theta"):
                 if fit := find_fit(results[eps], step, variable, term, size):
@@ -198,7 +204,7 @@ def _measured(results: dict[str, SweepResult], step: int) -> list[Measured]:
 
 
 def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: Trend) -> str:
-    first, last = list(results)[0], list(results)[-1]
+    first, last = _ends(results)
     parts = []
     for variable in ("x", "theta"):
         fits = [find_fit(results[eps], step, variable, "fluctuation", "L") for eps in (first, last)]
@@ -212,7 +218,8 @@ def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: T
         f"limit's own error rises from {errors[0]:.0e} to {errors[1]:.0e}. With raw gradients the "
         f"loss gained by training falls in L H with exponent {Measured.fit('', '', trend)}; at "
         f"L H = {cell['L'] * cell['H']} the loss is {np.mean(cell['raw']):.4f}, untrained "
-        f"{np.mean(cell['untrained']):.4f}, trained on scaled gradients {np.mean(cell['scaled']):.4f}."
+        f"{np.mean(cell['untrained']):.4f}, trained on scaled gradients "
+        f"{np.mean(cell['scaled']):.4f}."
     )
 
 
@@ -233,8 +240,10 @@ def exponents_figure(results: dict[str, SweepResult], step: int, words: str) -> 
             value = np.array([fit.exponent for _, fit in found])
             ends = np.array([fit.interval for _, fit in found])
             style = look(i)
-            axis.errorbar([eps for eps, _ in found], value, np.abs(ends.T - value), ms=3, lw=0.8,
-                          fmt=style["marker"], color=style["color"], label=NAMES[variable])  # fmt: skip
+            axis.errorbar(
+                [eps for eps, _ in found], value, np.abs(ends.T - value), ms=3, lw=0.8,
+                fmt=style["marker"], color=style["color"], label=NAMES[variable],
+            )  # fmt: skip
         axis.set_xscale("log")
         label(axis, x="eps", y=f"exponent of the {term} in {size}")
     low, high = axes[0, 0].get_ylim()

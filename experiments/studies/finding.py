@@ -44,7 +44,7 @@ class Measured:
             return f"{self.value:.3g}"
         # as many digits as the interval deserves, at least two decimals
         width = self.interval[1] - self.interval[0]
-        digits = 2 if not 0 < width < 0.02 else min(9, 1 - math.floor(math.log10(width)))
+        digits = 2 if not 0 < width < 0.02 else min(4, 1 - math.floor(math.log10(width)))
         # + 0.0: no minus sign before a zero
         value, low, high = (
             f"{round(v, digits) + 0.0:.{digits}f}" for v in (self.value, *self.interval)
@@ -78,6 +78,8 @@ class Finding:
     Attributes
     ----------
     study, title, theory : str
+    design : str
+        How it is measured, and what is held fixed.
     sentence : str
         What was found, composed from the numbers.
     measured : list of Measured
@@ -93,6 +95,7 @@ class Finding:
 
     study: str
     title: str
+    design: str
     theory: str
     sentence: str
     measured: list[Measured]
@@ -119,7 +122,16 @@ def as_dict(finding: Finding) -> dict:
     """The content of finding.json."""
     plain = {
         name: getattr(finding, name)
-        for name in ("study", "title", "theory", "sentence", "notes", "settings", "numbers")
+        for name in (
+            "study",
+            "title",
+            "design",
+            "theory",
+            "sentence",
+            "notes",
+            "settings",
+            "numbers",
+        )
     }
     return plain | {
         "versions": {"ipslimit": ipslimit.__version__, "torch": torch.__version__},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar
 
+from matplotlib.figure import Figure
 
 from ipslimit.checks import require_int
 
@@ -78,11 +79,12 @@ class Laws(ClauseStudy):
             pictures=[Picture("laws", figure(results, steps[-1], words, self.setting.nodes), (
                 f"Bias and fluctuation at step {steps[-1]} (rms). Dotted: the quadrature error of "
                 f"{self.setting.nodes} nodes; grey: three times it, below which fluctuations are "
-                "not fitted (the bias, of which this error moves the constant only, may lie there). "
+                "not fitted (the bias, of which it moves the constant only, may lie there). "
                 "Bands are the middle half of the seeds, lines the fits."))],
             numbers={name: result.as_dict() for name, result in results.items()},
             notes=sweep_notes(results)
-            + [f"{name}: {why}" for name, result in results.items() for why in refusals(result, variables="xp")],
+            + [f"{name}: {why}" for name, result in results.items()
+               for why in refusals(result, variables="xp")],
         )  # fmt: skip
 
 

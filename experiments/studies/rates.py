@@ -161,8 +161,7 @@ def crossover(result: SweepResult, step: int, variable: str) -> dict | None:
 
     The fluctuation's constant is the mean over all cells at the fitted exponents.
     """
-    bias, *slopes = (find_fit(result, step, variable, *what)
-                     for what in (("bias", "L"), ("fluctuation", "L"), ("fluctuation", "H")))  # fmt: skip
+    bias, *slopes = (find_fit(result, step, variable, *what) for what in PROVED)
     if bias is None or None in slopes or bias.constant is None:
         return None
     cells = cells_of(result.rows, step, variable)["fluctuation"]

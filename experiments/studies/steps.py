@@ -60,7 +60,7 @@ class Steps(ClauseStudy):
         steps = [step for step in self.setting.recorded if step >= FIRST]
         table, trends = [], {}
         for variable in "xp":
-            for term, cells in (("fluctuation", "L H"), ("bias", "L")):
+            for term in ("fluctuation", "bias"):
                 for norm in ("rms", "sup"):
                     constants = constants_of(result, steps, variable, term, norm)
                     for scale in ("log", "linear"):
@@ -148,13 +148,14 @@ def sentence(table: list[dict], steps) -> str:
     parts = []
     for variable in "xp":
         for term in ("fluctuation", "bias"):
+            key = (variable, term, "rms")
             rows = {r["scale"]: r for r in table
-                    if (r["variable"], r["term"], r["norm"]) == (variable, term, "rms")}  # fmt: skip
+                    if (r["variable"], r["term"], r["norm"]) == key}  # fmt: skip
             better = min(rows.values(), key=lambda r: r["misfit"])
             unit = "k^" if better["scale"] == "log" else "exp(k x "
             end = "" if better["scale"] == "log" else ")"
-            value = Measured("", "", better["slope"],
-                             None if better["low"] is None else (better["low"], better["high"]))  # fmt: skip
+            interval = None if better["low"] is None else (better["low"], better["high"])
+            value = Measured("", "", better["slope"], interval)
             factor = better["last constant"] / better["first constant"]
             parts.append(
                 f"{variable} {term} by a factor {factor:.1f} ({unit}{value}{end} fits better, "
