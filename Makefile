@@ -1,4 +1,5 @@
 # make sweep: measure the convergence rates of the default study; results in results/sweep
+# make report: all studies, in --quick size, as one page: results/report/report.html
 # make test:  run the tests           make test-all: with the slow ones
 # make stress: kill sweeps, workers and schedulers, fill disks; compare engines; measure memory
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
@@ -6,10 +7,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep test test-all stress bench lint clean
+.PHONY: sweep report test test-all stress bench lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
+
+STUDIES := rates uniform tokens dimension steps epsilon laws constant causal scaling
+
+report: .venv/installed
+	@set -e; for study in $(STUDIES); do \
+		$(BIN)/ipslimit study $$study --quick --out results/report/$$study; done
+	$(BIN)/ipslimit report $(STUDIES:%=results/report/%) --out results/report/report.html
 
 test: .venv/installed
 	$(BIN)/python -m pytest -q

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipslimit import ParticleRun, train_particles
-from ipslimit.errors import bias_table, error_table, quadrature_table, weak_table
+from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.particles import joined
 from solvers import LimitRun
@@ -15,9 +15,6 @@ from .engines import processors
 from .memory import SHARE, available, seeds_that_fit
 from .store import DamagedFile, digest, read_cell, write_cell
 from .study import Study
-
-# Independent scramblings of a sampled law's nodes, beside the one errors are measured from.
-SCRAMBLINGS = 3
 
 
 def measure_cells(
@@ -65,9 +62,6 @@ def measure_cell(
     setting = study.setting
     if count is None:
         rows = bias_table(whole, limit)
-        if setting.law != "atoms":
-            seeds = range(1, SCRAMBLINGS + 1)
-            rows += quadrature_table(whole, [_train(study, device, depth, None, s) for s in seeds])
         diverged = int(whole.diverged.sum())
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
     run = _train_in_parts(study, device, depth, count, together)
@@ -111,14 +105,12 @@ def _train_in_parts(
 
 
 def _train(
-    study: Study, device: str, depth: int, count: int | None, nodes_seed: int = 0,
-    seeds: int | Sequence[int] = 1,
-) -> ParticleRun:  # fmt: skip
+    study: Study, device: str, depth: int, count: int | None, seeds: int | Sequence[int] = 1
+) -> ParticleRun:
     setting = study.setting
     return train_particles(
         setting.make_problem(), setting.make_rule(), depth, count, setting.steps, seeds,
         study.sizes.root_seed, setting.recorded, device=device, nodes=setting.nodes,
-        nodes_seed=nodes_seed,
     )  # fmt: skip
 
 
@@ -128,7 +120,7 @@ def cell_cost(study: Study, depth: int, count: int | None) -> int:
     exact = setting.law == "atoms"
     stored = setting.atoms if exact else setting.nodes
     if count is None:
-        passes = stored if exact else (1 + SCRAMBLINGS) * stored
+        passes = stored
     else:
         predicted = 4 * stored if study.constant and exact else 0
         passes = seeds * ((min(count, stored) if exact else count) + predicted)

@@ -21,6 +21,8 @@ from .gauge.command import GaugeCommand
 from .memory import GIB
 from .rebalance.command import RebalanceCommand
 from .store import CannotWrite, prepare_folder
+from .studies.command import StudyCommand
+from .studies.report import ReportCommand
 from .study import Flat, Study, StudyError
 from .summary import summary
 from .sweep import Sweep, write_results
@@ -106,6 +108,8 @@ class CompareCommand:
 COMMANDS = {
     "sweep": SweepCommand,
     "compare": CompareCommand,
+    "study": StudyCommand,
+    "report": ReportCommand,
     "boundary": BoundaryCommand,
     "backbone": BackboneCommand,
     "rebalance": RebalanceCommand,

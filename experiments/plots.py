@@ -18,7 +18,7 @@ MARKERS = "os^Dv<"
 BIAS = {"color": "#000000", "marker": "x"}
 TEXT = 8  # points, at the figures' own width of a page
 SMALL = 6.5
-NAMES = {"x": "hidden states x", "p": "costates p"}
+NAMES = {"x": "hidden states x", "p": "costates p", "theta": "parameters θ"}
 
 
 def rates_figure(result, study) -> Figure:
@@ -32,7 +32,7 @@ def rates_figure(result, study) -> Figure:
     figure = Figure(figsize=(7.2, 2.6 * len(cases)), dpi=200, layout="constrained")
     axes = figure.subplots(len(cases), 3, squeeze=False)
     for (step, variable), (left, middle, right) in zip(cases, axes, strict=True):
-        cells = _cells(result.rows, step, variable)
+        cells = cells_of(result.rows, step, variable)
         fits = result.fits.select(step=step, variable=variable, norm="rms", set="train")
         _against_depth(left, cells, fits, result.limit["error"])
         _against_heads(middle, cells, fits)
@@ -76,12 +76,14 @@ def rule_name(setting) -> str:
     return name
 
 
-def _cells(rows: list[dict], step: int, variable: str) -> dict[str, dict]:
-    """term -> (L, H) -> errors of the seeds, rms on training contexts."""
+def cells_of(
+    rows: list[dict], step: int, variable: str, norm: str = "rms", where: str = "train"
+) -> dict[str, dict]:
+    """term -> (L, H) -> errors of the seeds."""
     cells: dict[str, dict] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         key = (row["step"], row["variable"], row["norm"], row["set"])
-        if key == (step, variable, "rms", "train"):
+        if key == (step, variable, norm, where):
             cells[row["term"]][row["L"], row["H"]].append(row["error"])
     return {
         term: {cell: np.array(errors) for cell, errors in sorted(found.items())}
@@ -94,17 +96,17 @@ def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float) -
     for i, heads in enumerate(sorted({h for _, h in fluctuation})):
         points = {depth: e for (depth, h), e in fluctuation.items() if h == heads}
         fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "L", heads)), None)
-        _series(axis, points, fit, _look(i), f"H={heads:g}")
+        series(axis, points, fit, look(i), f"H={heads:g}")
     points = {depth: e for (depth, _), e in bias.items()}
     fit = next((f for f in fits if f.term == "bias"), None)
-    _series(axis, points, fit, BIAS, "bias")
+    series(axis, points, fit, BIAS, "bias")
     depths = sorted({depth for depth, _ in bias})
-    _log_axes(axis, depths)
+    log_axes(axis, depths)
     axis.plot([], [], color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
-    _legend(axis)
+    legend_below(axis)
     axis.autoscale(False)
     axis.axhline(floor, color="0.5", lw=0.8, ls=":")
-    _slopes(axis, (-0.5, -1.0))
+    triangle(axis, (-0.5, -1.0))
 
 
 def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
@@ -112,10 +114,10 @@ def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
     for i, depth in enumerate(sorted({depth for depth, _ in fluctuation})):
         points = {h: e for (l, h), e in fluctuation.items() if l == depth}
         fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "H", depth)), None)
-        _series(axis, points, fit, _look(i), f"L={depth:g}")
-    _log_axes(axis, sorted({h for _, h in fluctuation}))
-    _legend(axis)
-    _slopes(axis, (-0.5,))
+        series(axis, points, fit, look(i), f"L={depth:g}")
+    log_axes(axis, sorted({h for _, h in fluctuation}))
+    legend_below(axis)
+    triangle(axis, (-0.5,))
 
 
 def _ratios(axis: Axes, rows: list[dict]) -> None:
@@ -131,10 +133,10 @@ def _ratios(axis: Axes, rows: list[dict]) -> None:
         chosen = [r for r in rows if r["H"] == heads]
         ratio = np.array([r["ratio"] for r in chosen])
         ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in chosen])
-        look = _look(i)
+        style = look(i)
         axis.errorbar(
-            [r["L"] * r["H"] for r in chosen], ratio, np.abs(ends.T - ratio), fmt=look["marker"],
-            color=look["color"], ms=3, lw=0.8, label=f"H={heads:g}",
+            [r["L"] * r["H"] for r in chosen], ratio, np.abs(ends.T - ratio), fmt=style["marker"],
+            color=style["color"], ms=3, lw=0.8, label=f"H={heads:g}",
         )  # fmt: skip
     axis.set_xscale("log")
     # room below the points for the legend
@@ -144,17 +146,17 @@ def _ratios(axis: Axes, rows: list[dict]) -> None:
                 columnspacing=0.8)  # fmt: skip
 
 
-def _look(index: int) -> dict:
+def look(index: int) -> dict:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
-def _series(axis: Axes, points: dict, fit: RateFit | None, look: dict, name: str) -> None:
+def series(axis: Axes, points: dict, fit: RateFit | None, style: dict, name: str) -> None:
     """One curve: rms over seeds, the middle half of the seeds, the fit over its window."""
     sizes, rms, low, high = [], [], [], []
     for size, errors in points.items():
         kept = errors[np.isfinite(errors)]
         if len(kept) < len(errors):  # diverged runs are shown, not hidden
-            axis.plot([size], [0.98], marker="x", color=look["color"], ms=4,
+            axis.plot([size], [0.98], marker="x", color=style["color"], ms=4,
                       transform=axis.get_xaxis_transform())  # fmt: skip
         if kept.any():
             sizes.append(size)
@@ -163,15 +165,15 @@ def _series(axis: Axes, points: dict, fit: RateFit | None, look: dict, name: str
             high.append(np.quantile(kept, 0.75))
     if fit is not None:
         name += f": {fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}]"
-    axis.plot(sizes, rms, **look, ms=3, lw=0, label=name)
-    if look is not BIAS and sizes:
-        axis.fill_between(sizes, low, high, color=look["color"], alpha=0.15, lw=0)
+    axis.plot(sizes, rms, **style, ms=3, lw=0, label=name)
+    if style is not BIAS and sizes:
+        axis.fill_between(sizes, low, high, color=style["color"], alpha=0.15, lw=0)
     if fit is not None and fit.constant is not None:
         ends = np.array([fit.window[0], fit.window[-1]], dtype=float)
-        axis.plot(ends, fit.constant * ends**fit.exponent, color=look["color"], lw=0.8)
+        axis.plot(ends, fit.constant * ends**fit.exponent, color=style["color"], lw=0.8)
 
 
-def _log_axes(axis: Axes, sizes: list[float]) -> None:
+def log_axes(axis: Axes, sizes: list[float]) -> None:
     """Logarithmic axes, the sizes themselves as ticks."""
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -181,23 +183,30 @@ def _log_axes(axis: Axes, sizes: list[float]) -> None:
     axis.tick_params(labelsize=SMALL, which="both")
 
 
-def _legend(axis: Axes) -> None:
+def legend_below(axis: Axes, columns: int = 1) -> None:
     """Legend below the curves, in room made for it: legends over data hide the smallest errors."""
     handles, labels = axis.get_legend_handles_labels()
     low, high = axis.get_ylim()
-    axis.set_ylim(low * (low / high) ** (0.1 * len(labels)), high * (high / low) ** 0.12)
-    axis.legend(handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left",
-                handletextpad=0.1, labelspacing=0.15, borderpad=0.1)  # fmt: skip
+    room = 0.1 * math.ceil(len(labels) / columns)
+    axis.set_ylim(low * (low / high) ** room, high * (high / low) ** 0.12)
+    axis.legend(
+        handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left", ncols=columns,
+        handletextpad=0.1, labelspacing=0.15, borderpad=0.1,
+    )  # fmt: skip
 
 
-def _slopes(axis: Axes, slopes: tuple[float, ...]) -> None:
-    """Guide triangles of theoretical slopes with a common corner, at the upper right."""
+def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
+    """Guide triangles of theoretical slopes with a common corner, at the upper right.
+
+    One or two; of two, the shallower first.
+    """
     (x0, x1), (y0, y1) = np.log(axis.get_xlim()), np.log(axis.get_ylim())
-    left, top, run = x0 + 0.68 * (x1 - x0), y0 + 0.95 * (y1 - y0), 0.16 * (x1 - x0)
+    fractions = {-0.5: "−1/2", -1 / 3: "−1/3", -1.0: "−1"}
+    left, top, run = x0 + 0.68 * (x1 - x0), y0 + 0.96 * (y1 - y0), 0.16 * (x1 - x0)
     right, bottom = left + run, top + min(slopes) * run
     axis.plot(np.exp([left, right, right]), np.exp([top, top, bottom]), color="0.4", lw=0.7)
     for slope, side in zip(slopes, ("bottom", "top"), strict=False):
         end = top + slope * run
         axis.plot(np.exp([left, right]), np.exp([top, end]), color="0.4", lw=0.7)
-        axis.annotate(f"{slope:g}", np.exp((right, end)), fontsize=SMALL, color="0.3", va=side,
-                      xytext=(2, 0), textcoords="offset points")  # fmt: skip
+        axis.annotate(fractions.get(slope, f"{slope:g}"), np.exp((right, end)), fontsize=SMALL,
+                      color="0.3", va=side, xytext=(2, 0), textcoords="offset points")  # fmt: skip

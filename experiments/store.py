@@ -11,6 +11,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+# Raised whenever what a cell holds, or how its numbers come about, changes: cells that an older
+# version left in a folder must not be taken for this one's.
+FORMAT = 2
+
 
 class DamagedFile(ValueError):
     """A result file that cannot be trusted; the message says what is wrong with it."""
@@ -130,7 +134,7 @@ class Cells:
 
     def path(self, name: str, *key: object) -> Path:
         """Where the cell of this name and configuration lies."""
-        return self.folder / f"{name}-{digest(name, *key)}.json"
+        return self.folder / f"{name}-{digest(FORMAT, name, *key)}.json"
 
     def read(self, path: Path) -> object | None:
         """The content, or None if it must be computed."""

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 import ipslimit
 from ipslimit.checks import resolve_device
+from ipslimit.errors import quadrature_table
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
 from solvers import LimitRun, solve_limit
 
@@ -25,6 +26,8 @@ from .memory import SHARE, available, seeds_that_fit
 from .store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
 from .study import Study, StudyError
 
+# Of a sampled law's nodes: the one that errors are measured from, and three others.
+SCRAMBLINGS = 4
 # One unit of `cell_cost`, roughly, on one core: for what has to be known before anything is timed.
 SECONDS_A_UNIT = 1e-8
 _log = logging.getLogger("ipslimit")
@@ -199,7 +202,7 @@ class Sweep:
         return memory // engine.workers
 
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
-        rows = [row for content in contents for row in content["rows"]]
+        rows = [row for content in contents for row in content["rows"]] + limit["quadrature"]
         weak = [row for content in contents for row in content["weak"]]
         linear = [content["linear"] for content in contents if content["linear"] is not None]
         runs = {
@@ -218,7 +221,7 @@ class Sweep:
         setting = self.study.setting
         run = solve_limit(
             setting.make_problem(), setting.make_rule(), setting.steps, self.study.tol,
-            setting.recorded, self.device, nodes=setting.nodes,
+            setting.recorded, self.device, nodes=setting.nodes, scramblings=SCRAMBLINGS,
         )  # fmt: skip
         if run.status == "diverged":
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
@@ -229,6 +232,7 @@ class Sweep:
             "message": run.message,
             "elements": run.grid.elements,
             "quadrature_error": run.quadrature_error,
+            "quadrature": quadrature_table(run),
             "loss": run.loss.tolist(),
         }
         write_cell(self._limit_path, summary)
@@ -256,7 +260,7 @@ def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> lis
     """Several sweeps behind one progress bar, which shows the time left of them all."""
     with contextlib.ExitStack() as locks:
         # always in the same order, so that two processes never wait for each other
-        for sweep in sorted(sweeps, key=lambda sweep: sweep.lock_path):
+        for _, sweep in sorted({sweep.lock_path: sweep for sweep in sweeps}.items()):
             locks.enter_context(sweep.alone())
         plans = [sweep.plan() for sweep in sweeps]
         costs = [sweep.costs(plan) for sweep, plan in zip(sweeps, plans, strict=True)]

@@ -15,7 +15,7 @@ largest. That is what `fit_rates` reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -34,6 +34,8 @@ class Limit(Protocol):
     def probe_x(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
     def probe_p(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
     def heads(self, k: int, s: torch.Tensor): ...
+
+    quadrature_gaps: dict[tuple[str, int], torch.Tensor]
 
 
 def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
@@ -58,27 +60,24 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     return rows
 
 
-def quadrature_table(whole: ParticleRun, others: Sequence[ParticleRun]) -> list[Row]:
+def quadrature_table(limit: Limit) -> list[Row]:
     """Rows of the quadrature error of a sampled law's nodes, one for each independent scrambling.
 
     Parameters
     ----------
-    whole : ParticleRun with heads=None, on the nodes that errors are measured from
-    others : the same run on independent scramblings of the nodes (`nodes_seed`)
+    limit : the limit, solved with two or more scramblings
 
     Returns
     -------
     list of dict
-        As `bias_table`, with term "quadrature" and the number of the scrambling as seed. The error
-        is a norm of the difference of two scramblings over sqrt(2): each has one such error.
+        As `bias_table`, with term "quadrature", L = H = inf, and the number of the scrambling as
+        seed; empty for laws with atoms, whose integral over heads is exact.
     """
     rows: list[Row] = []
-    for variable, where in _sets(whole):
-        name = _attribute(variable, where)
-        for step, values in getattr(whole, name).items():
-            gaps = torch.cat([getattr(other, name)[step][:1] - values[:1] for other in others])
-            key = _key(whole, step, variable, "quadrature", where)
-            rows += _norms(key, range(1, len(others) + 1), _square(gaps) / 2.0)
+    for (name, step), gaps in limit.quadrature_gaps.items():
+        where = "probe" if name.startswith("probe") else "train"
+        key = {"step": step, "variable": name[-1], "term": "quadrature", "set": where}
+        rows += _norms(key | {"L": math.inf, "H": math.inf}, range(1, len(gaps) + 1), gaps)
     return rows
 
 

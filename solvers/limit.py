@@ -65,6 +65,9 @@ class LimitRun:
     quadrature_error : float
         For sampled laws: root mean square, over independent scramblings, of the largest difference
         in x and p, divided by sqrt(2); 0 for `Atoms`, where the integral over heads is exact.
+    quadrature_gaps : dict (name, step) -> tensor (scramblings - 1, depth nodes, B, N, d)
+        For sampled laws: differences of "x", "p", "probe_x" and "probe_p" between an independent
+        scrambling and this one, divided by sqrt(2), so that each is one scrambling's error.
     """
 
     def __init__(self, fine: GridSolution, coarse: GridSolution, status, message, history, cost):
@@ -73,6 +76,7 @@ class LimitRun:
         self.error = history[-1].error
         self.history, self.cost = history, cost
         self.quadrature_error = 0.0
+        self.quadrature_gaps: dict[tuple[str, int], torch.Tensor] = {}
         self.grid, self.loss = fine.grid, fine.loss
         self.probe_loss = fine.probe_loss
         self.notes = fine.notes
@@ -241,9 +245,17 @@ def solve_limit(
 
     run = _refine(solve, DepthGrid.uniform(elements), tol, max_elements, cost)
     if not isinstance(problem.law, Atoms):
-        others = [solve(run.grid, nodes_seed + i) for i in range(1, scramblings)]
-        squares = [largest_difference(run._solution, other) ** 2 for other in others]
-        run.quadrature_error = math.sqrt(sum(squares) / len(squares) / 2) if squares else math.nan
+        # one by one: solutions with many nodes are large, and only their x and p are looked at
+        gaps = [
+            _gaps(run._solution, solve(run.grid, nodes_seed + i)) for i in range(1, scramblings)
+        ]
+        run.quadrature_error = math.nan
+        if gaps:
+            run.quadrature_gaps = {
+                key: torch.stack([gap[key] for gap in gaps]) / math.sqrt(2.0) for key in gaps[0]
+            }
+            squares = [max(float(t.abs().max()) for t in gap.values()) ** 2 for gap in gaps]
+            run.quadrature_error = math.sqrt(sum(squares) / len(squares) / 2)
     return run
 
 
@@ -306,10 +318,10 @@ def _compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Ten
     return largest, shares
 
 
-def largest_difference(a: GridSolution, b: GridSolution) -> float:
-    """Largest difference of x and p between two solutions on the same grid."""
+def _gaps(a: GridSolution, b: GridSolution) -> dict[tuple[str, int], torch.Tensor]:
+    """Difference of every X and P between two solutions on the same grid, at its nodes."""
     pairs = zip(a.trajectories(), b.trajectories(), strict=True)
-    return max(float((u.values - v.values).abs().max()) for (_, _, u), (_, _, v) in pairs)
+    return {(name, step): v.values - u.values for (name, step, u), (_, _, v) in pairs}
 
 
 def _sharpening(history: list[Refinement], difference: float, uniform: bool) -> float:

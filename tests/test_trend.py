@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_rates_coverage import columns
 
-from ipslimit.rates import fit_rates, fit_trend
+from ipslimit.rates import fit_rates, fit_slopes, fit_trend
 
 SIZES = np.array([4.0, 8.0, 16.0, 32.0, 64.0])
 
@@ -95,7 +95,7 @@ def measured_from_nodes(rng, quadrature):
 def scramblings(rng, quadrature):
     """Three rows with the scatter that a norm of 20 equal entries has, at H = inf."""
     rows = quadrature * np.sqrt(rng.chisquare(ENTRIES, (1, 3)) / ENTRIES)
-    return columns("quadrature", np.array([8.0]), np.array([math.inf]), rows)
+    return columns("quadrature", np.array([math.inf]), np.array([math.inf]), rows)
 
 
 def fit_in_heads(rng, floor):
@@ -135,3 +135,29 @@ def test_the_limits_error_may_differ_from_step_to_step():
     first, last = fit_rates(table, reference_error={(0, "x"): 0.0, "x": 1 / 160}).fits
     assert (first.step, first.sizes) == (0, 5)
     assert (last.step, last.sizes) == (3, 3)
+
+
+def test_mean_slope_counts_every_problem_alike():
+    errors = SIZES[:, None] ** np.array([0.1, 0.2, 0.3]) * np.array([1.0, 1e-3, 1e3])
+    trend = fit_slopes(SIZES, errors)
+    assert trend.slope == pytest.approx(0.2)
+    # Student's quantile for two degrees of freedom times 0.1 / sqrt(3)
+    assert trend.interval[1] - trend.slope == pytest.approx(4.302653 * 0.1 / math.sqrt(3))
+    assert trend(1.0) == pytest.approx(1.0)
+
+
+def test_intervals_of_the_mean_slope_hold_the_truth():
+    rng = np.random.default_rng(7)
+    held = []
+    for _ in range(300):
+        slopes = 0.3 + 0.2 * rng.standard_normal(6)
+        noise = np.exp(0.1 * rng.standard_normal((5, 6)))
+        held.append(fit_slopes(SIZES, SIZES[:, None] ** slopes * noise).contains(0.3))
+    assert np.mean(held) >= 0.92
+
+
+def test_bad_input_of_slopes():
+    with pytest.raises(ValueError, match="errors must be > 0"):
+        fit_slopes(SIZES, np.zeros((5, 3)))
+    with pytest.raises(ValueError, match="two problems or more"):
+        fit_slopes(SIZES, np.ones((5, 1)))

@@ -11,7 +11,7 @@ from .constant import constant_ratios
 from .fit import RateFits, fit_rates
 from .joint import JointFit
 from .single import RateFit
-from .trend import Trend, fit_trend
+from .trend import Trend, fit_slopes, fit_trend
 
 __all__ = [
     "JointFit",
@@ -20,5 +20,6 @@ __all__ = [
     "Trend",
     "constant_ratios",
     "fit_rates",
+    "fit_slopes",
     "fit_trend",
 ]

@@ -124,8 +124,8 @@ def fit_rates(
         other terms are ignored), norm ("rms", "sup"), set ("train", "probe"), L, H, seed, error.
         One row per seed. Bias rows have H = inf and one row per L; random terms at H = inf are
         ignored. A non-finite error is a diverged run: left out and counted. Rows of term
-        "quadrature" (H = inf, one per scrambling, see `ipslimit.errors.quadrature_table`) say how
-        well the nodes of a sampled law stand for it, see Notes.
+        "quadrature" (L = H = inf, one per scrambling, see `ipslimit.errors.quadrature_table`) say
+        how well the nodes of a sampled law stand for it, see Notes.
     reference_error : float, or mapping from variable or (step, variable) to float
         The limit solution's own error, in the units of the errors. Bias and total cells below 10
         times it are left out, and it widens their intervals; the fluctuation, a difference of
@@ -169,7 +169,7 @@ def fit_rates(
     the width of an oracle that knows the noise and that there is no correction.
 
     *Quadrature.* With a sampled law the fluctuation is measured from the whole law's nodes, whose
-    error delta (root mean square over scramblings, largest over L) is independent of the draws:
+    error delta (root mean square over scramblings) is independent of the draws:
     e^2 = fluctuation^2 + delta^2 - 2 <mean of the draws, delta>. Fluctuation cells below 3 delta
     are left out; the others widen the interval by what delta could have done to their log errors,
     (delta/e)^2/2 + (delta/e)/sqrt(seeds), in the least favourable combination of signs. In the

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from scipy import stats
 
 from .leastsquares import estimate
 from .settings import check_settings
@@ -93,27 +94,12 @@ def fit_trend(size, errors, *, shared_draws=True, scale="log", bootstrap=2000, l
     over the sizes given.
     """
     settings = check_settings(None, 1.0, bootstrap, level, seed, shared_draws)
-    size, errors = np.asarray(size, dtype=float), np.asarray(errors, dtype=float)
-    if scale not in ("log", "linear"):
-        raise ValueError(f"scale must be 'log' or 'linear'; got {scale!r}. Use 'log'.")
-    if errors.ndim != 2 or size.shape != errors.shape[:1]:
-        raise ValueError(
-            f"errors must have shape (sizes, seeds) = ({len(size)}, .); got {errors.shape}. "
-            "Give one row a size."
-        )
-    if len(size) < LEAST_SIZES or len(np.unique(size)) < len(size):
-        raise ValueError(
-            f"size must hold {LEAST_SIZES} or more distinct sizes; got {size.tolist()}. Through "
-            "two points any line passes."
-        )
-    if not np.isfinite(size).all() or (scale == "log" and size.min() <= 0):
-        raise ValueError(f"size must be finite, and > 0 on a log scale; got {size.tolist()}.")
+    size, errors, x = _checked(size, errors, scale)
     cells = [_cell(value, row) for value, row in zip(size, errors, strict=True)]
     try:
         noise = settings.noise(cells)
     except Refused as why:
         raise ValueError(f"errors allow no interval: {why}") from None
-    x = np.log(size) if scale == "log" else size
     design = np.column_stack([x, np.ones_like(x)])
     y = np.array([cell.log_error for cell in cells])
     weights = noise.smooth_variance(np.ones((len(cells), 1)))
@@ -132,6 +118,76 @@ def fit_trend(size, errors, *, shared_draws=True, scale="log", bootstrap=2000, l
         seeds=int(noise.seeds.min()),
         diverged=sum(cell.diverged for cell in cells),
     )
+
+
+def fit_slopes(size, errors, *, scale="log", level=0.95):
+    """One slope of log(error) for each column, and Student's interval of their mean.
+
+    For columns that are independent problems of very different error, each solved at every size:
+    every problem counts alike, where `fit_trend` fits the root mean square, which the worst
+    problem rules.
+
+    Parameters
+    ----------
+    size, scale, level
+        As in `fit_trend`.
+    errors : array (sizes, problems)
+        Positive and finite, of two problems or more.
+
+    Returns
+    -------
+    Trend
+        `constant` is that of the geometric mean over problems; `syst` is 0: the slope is the
+        average over the sizes given, of a straight line or not.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, fewer than three sizes or two problems, errors not positive.
+    """
+    size, errors, x = _checked(size, errors, scale)
+    if errors.shape[1] < 2 or not (np.isfinite(errors) & (errors > 0)).all():
+        raise ValueError(
+            f"errors must be > 0 and finite, of two problems or more; got {errors.tolist()}. Leave "
+            "out problems with diverged runs, and exact sizes."
+        )
+    slopes, constants = np.polyfit(x, np.log(errors), 1)
+    count = len(slopes)
+    se = float(slopes.std(ddof=1) / np.sqrt(count))
+    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * se
+    slope = float(slopes.mean())
+    return Trend(
+        slope=slope,
+        interval=(slope - half, slope + half),
+        level=level,
+        stat_se=se,
+        syst=0.0,
+        constant=float(np.exp(constants.mean())),
+        scale=scale,
+        sizes=len(size),
+        seeds=count,
+        diverged=0,
+    )
+
+
+def _checked(size, errors, scale):
+    """Both as arrays, and what the slope is in."""
+    size, errors = np.asarray(size, dtype=float), np.asarray(errors, dtype=float)
+    if scale not in ("log", "linear"):
+        raise ValueError(f"scale must be 'log' or 'linear'; got {scale!r}. Use 'log'.")
+    if errors.ndim != 2 or size.shape != errors.shape[:1]:
+        raise ValueError(
+            f"errors must have shape (sizes, seeds) = ({len(size)}, .); got {errors.shape}. "
+            "Give one row a size."
+        )
+    if len(size) < LEAST_SIZES or len(np.unique(size)) < len(size):
+        raise ValueError(
+            f"size must hold {LEAST_SIZES} or more distinct sizes; got {size.tolist()}. Through "
+            "two points any line passes."
+        )
+    if not np.isfinite(size).all() or (scale == "log" and size.min() <= 0):
+        raise ValueError(f"size must be finite, and > 0 on a log scale; got {size.tolist()}.")
+    return size, errors, np.log(size) if scale == "log" else size
 
 
 def _cell(size, row):

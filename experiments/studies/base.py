@@ -1,0 +1,150 @@
+"""What every study of a clause of the theorem shares: its command, its sizes, its sweeps."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from ipslimit.checks import require_bool, require_int, require_real, resolve_device
+
+from ..store import prepare_folder
+from ..study import Flat, Setting, Sizes, Study
+from ..sweep import Sweep, SweepResult, run_sweeps
+from .finding import Finding, summary, write_finding
+
+
+@dataclasses.dataclass(frozen=True)
+class ClauseStudy(abc.ABC):
+    """Settings and sizes of one study; sizes that are not given follow from `quick`."""
+
+    quick: bool = False
+    """Sizes that end in about a minute on two cores (default: in at most ten)."""
+    out: Path | None = None
+    """Folder for finding.json, tables, figures and the cells (default: results/<name>)."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    setting: Annotated[Setting, Flat] = Setting()
+    depths: tuple[int, ...] | None = None
+    """Depths L (default: by size)."""
+    heads: tuple[int, ...] | None = None
+    """Heads per layer H (default: by size)."""
+    seeds: int | None = None
+    """Independent draws of the heads (default: by size)."""
+    root_seed: int = 0
+    """The draws of a seed depend on (root seed, L, H, seed) alone."""
+    tol: float = 1e-6
+    """Largest error wanted of the limit's x and p."""
+
+    NAME: ClassVar[str]
+    TITLE: ClassVar[str]
+    THEORY: ClassVar[str]
+    QUICK: ClassVar[Sizes]
+    FULL: ClassVar[Sizes]
+
+    @classmethod
+    def design(cls) -> str:
+        """How it is measured, and what is held fixed: the docstring of the study."""
+        return inspect.getdoc(cls)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The transformers compared with the limit."""
+        size = self.QUICK if self.quick else self.FULL
+        given = {"depths": self.depths, "heads": self.heads, "seeds": self.seeds}
+        given = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(size, **given, root_seed=self.root_seed)
+
+    @property
+    def folder(self) -> Path:
+        return self.out if self.out is not None else Path("results") / self.NAME
+
+    def chosen(self, name: str, quick, full):
+        """A field's value, or by size where it is None."""
+        value = getattr(self, name)
+        return value if value is not None else (quick if self.quick else full)
+
+    def check(self) -> None:
+        """Refuse bad values with a ValueError or TypeError that names the setting."""
+        require_bool("quick", self.quick)
+        self.setting.check()
+        self.sizes.check()
+        require_int("root_seed", self.root_seed, 0)
+        require_real("tol", self.tol, 0.0, include_low=False)
+        prepare_folder(self.folder)
+        resolve_device(self.device)
+
+    def run(self) -> None:
+        """Measure, write, and print what was found."""
+        self.check()
+        finding = self.find()
+        write_finding(finding, self.folder)
+        print(summary(finding))
+        print(f"\nwritten to {self.folder}: finding.json, tables and figures")
+
+    @abc.abstractmethod
+    def find(self, progress: bool = True) -> Finding:
+        """Measure; writes nothing but the cells."""
+
+    def study(self, setting: Setting, sizes: Sizes | None = None, constant: bool = False) -> Study:
+        """A sweep's study in this one's sizes."""
+        return Study(setting, sizes or self.sizes, self.tol, constant)
+
+    def sweep(self, studies: list[Study], progress: bool = True) -> list[SweepResult]:
+        """All of the studies, behind one progress bar."""
+        sweeps = [Sweep(study, self.folder, self.device) for study in studies]
+        return run_sweeps(sweeps, self.NAME, progress)
+
+    def finding(self, sentence: str, **parts) -> Finding:
+        """A `Finding` of this study."""
+        settings = dataclasses.asdict(self) | dataclasses.asdict(self.sizes)
+        settings = {k: v for k, v in settings.items() if k not in ("out", "device")}
+        settings |= parts.pop("settings", {})
+        parts = {"tables": [], "pictures": [], "numbers": {}, "notes": []} | parts
+        return Finding(
+            self.NAME, self.TITLE, self.design(), self.THEORY, sentence, settings=settings, **parts
+        )
+
+
+def sweep_notes(results: dict[str, SweepResult]) -> list[str]:
+    """What went wrong, by the name of the sweep."""
+    notes = []
+    for name, result in results.items():
+        prefix = f"{name}: " if name else ""
+        if result.limit["status"] != "converged":
+            notes.append(f"{prefix}limit: {result.limit['message']}")
+        if result.runs["diverged"]:
+            diverged, total = result.runs["diverged"], result.runs["total"]
+            notes.append(f"{prefix}{diverged} of {total} runs diverged; they are left out of means")
+        if result.runs["not_linear_cells"]:
+            cells, total = result.runs["not_linear_cells"], result.runs["predicted_cells"]
+            notes.append(f"{prefix}{cells} of {total} cells do not respond linearly to their draws")
+        notes += [f"{prefix}damaged result file: {text}" for text in result.damaged]
+    return notes
+
+
+def fit_rows(results: dict[str, SweepResult], key: str) -> tuple[list[str], list[dict]]:
+    """Columns and rows of all fits that take in every cell, for a table; `key` names the sweeps."""
+    columns = [key, "step", "variable", "term", "norm", "set", "in", "exponent", "low", "high",
+               "interval", "window", "seeds", "note"]  # fmt: skip
+    rows = []
+    for name, result in results.items():
+        for fit in result.fits.fits:
+            if fit.at not in ("all", "inf"):
+                continue
+            row = {c: getattr(fit, c) for c in ("step", "variable", "term", "norm", "set", "note")}
+            row |= {key: name, "in": fit.size, "exponent": fit.exponent, "low": fit.interval[0]}
+            row |= {"high": fit.interval[1], "interval": fit.kind, "seeds": fit.seeds}
+            rows.append(row | {"window": f"{fit.window[0]:g}..{fit.window[-1]:g}"})
+    return columns, rows
+
+
+def find_fit(result: SweepResult, step: int, variable: str, term: str, size: str, norm="rms",
+             where="train"):  # fmt: skip
+    """The fit over all cells, or None where it was refused."""
+    at = "inf" if term == "bias" else "all"
+    found = result.fits.select(step=step, variable=variable, term=term, size=size, norm=norm,
+                               set=where, at=at)  # fmt: skip
+    return found[0] if found else None

@@ -1,0 +1,156 @@
+"""What a study found: numbers with intervals, tables, figures, one sentence; and its files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+import ipslimit
+from ipslimit.rates import RateFit, Trend
+
+from ..store import replacing, write_csv, write_json
+from ..sweep import finite
+
+FILE = "finding.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One line of the report: what was measured, what theory says, the value and its interval."""
+
+    what: str
+    theory: str
+    value: float
+    interval: tuple[float, float] | None = None
+    kind: str = "95 % interval"
+
+    @classmethod
+    def fit(cls, what: str, theory: str, fit: RateFit | Trend) -> Measured:
+        if isinstance(fit, Trend):
+            return cls(what, theory, fit.slope, tuple(fit.interval))
+        kind = cls.kind if fit.kind == "confidence interval" else fit.kind
+        return cls(what, theory, fit.exponent, tuple(fit.interval), kind)
+
+    def holds(self, value: float) -> bool | None:
+        """Whether the interval holds the value; None without an interval."""
+        return None if self.interval is None else self.interval[0] <= value <= self.interval[1]
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return f"{self.value:.3g}"
+        # as many digits as the interval deserves, at least two decimals
+        width = self.interval[1] - self.interval[0]
+        digits = 2 if not 0 < width < 0.02 else min(4, 1 - math.floor(math.log10(width)))
+        # + 0.0: no minus sign before a zero
+        value, low, high = (
+            f"{round(v, digits) + 0.0:.{digits}f}" for v in (self.value, *self.interval)
+        )
+        return f"{value} [{low}, {high}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of text and numbers under a title; written as CSV, shown in the report."""
+
+    name: str
+    title: str
+    columns: list[str]
+    rows: list[dict]
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure with the text that belongs under it."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A finished study.
+
+    Attributes
+    ----------
+    study, title, theory : str
+    design : str
+        How it is measured, and what is held fixed.
+    sentence : str
+        What was found, composed from the numbers.
+    measured : list of Measured
+    tables : list of Table
+    pictures : list of Picture
+    numbers : dict
+        Everything else that belongs into the JSON file.
+    settings : dict
+        All that decides the numbers.
+    notes : list of str
+        Diverged runs, missed tolerances, damaged cells, refused fits: what a reader must know.
+    """
+
+    study: str
+    title: str
+    design: str
+    theory: str
+    sentence: str
+    measured: list[Measured]
+    tables: list[Table]
+    pictures: list[Picture]
+    numbers: dict
+    settings: dict
+    notes: list[str]
+
+
+def write_finding(finding: Finding, folder: Path) -> None:
+    """finding.json, a CSV per table, a PNG and a PDF per figure."""
+    for table in finding.tables:
+        write_csv(folder / f"{table.name}.csv", table.rows, table.columns)
+    for picture in finding.pictures:
+        for suffix in ("png", "pdf"):
+            with replacing(folder / f"{picture.name}.{suffix}", "wb") as file:
+                picture.figure.savefig(file, format=suffix)
+    # last, so that it never names a file that is not there
+    write_json(folder / FILE, finite(as_dict(finding)))
+
+
+def as_dict(finding: Finding) -> dict:
+    """The content of finding.json."""
+    plain = {
+        name: getattr(finding, name)
+        for name in (
+            "study",
+            "title",
+            "design",
+            "theory",
+            "sentence",
+            "notes",
+            "settings",
+            "numbers",
+        )
+    }
+    return plain | {
+        "versions": {"ipslimit": ipslimit.__version__, "torch": torch.__version__},
+        "measured": [dataclasses.asdict(m) | {"text": str(m)} for m in finding.measured],
+        "tables": [dataclasses.asdict(table) for table in finding.tables],
+        "pictures": [
+            {"file": f"{picture.name}.png", "caption": picture.caption}
+            for picture in finding.pictures
+        ],
+    }
+
+
+def summary(finding: Finding) -> str:
+    """The finding as text a person can read."""
+    lines = [finding.title, f"theory: {finding.theory}", ""]
+    width = max((len(m.what) for m in finding.measured), default=0)
+    for m in finding.measured:
+        kind = "" if m.kind == Measured.kind else f"  ({m.kind})"
+        lines.append(f"  {m.what.ljust(width)}  {m}{kind}  theory: {m.theory}")
+    lines += ["", finding.sentence]
+    lines += [f"note: {note}" for note in finding.notes]
+    return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""One self-contained HTML page of what several studies found."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import json
+from pathlib import Path
+
+import tyro
+
+from ..store import prepare_folder, replacing
+from .finding import FILE, Measured
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+       color: #1a1a1a; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; border-top: 1px solid #ccc; padding-top: 1rem; }
+figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; }
+figcaption, .note, .theory { color: #444; font-size: 0.9rem; }
+.found { border-left: 4px solid #0072B2; padding-left: 0.8rem; }
+.scroll { overflow-x: auto; max-height: 32rem; }
+table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.15rem 0.6rem; text-align: left; border-bottom: 1px solid #e3e3e3; }
+th { position: sticky; top: 0; background: #fff; }
+pre { font-size: 0.8rem; overflow-x: auto; } summary { cursor: pointer; margin: 0.5rem 0; }
+@media print { details { display: none; } .scroll { max-height: none; } }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCommand:
+    """One self-contained HTML page of figures, tables and settings of finished studies."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders that `ipslimit study` has written."""
+    out: Path = Path("report.html")
+    """The page."""
+
+    def check(self) -> None:
+        if not self.folders:
+            raise ValueError(
+                "folders must name at least one study's folder; got none. Run `ipslimit study` "
+                "first, and give its --out."
+            )
+        for folder in self.folders:
+            read_finding(folder)
+        if self.out.is_dir():
+            raise ValueError(
+                f"out must be a file; got the folder {str(self.out)!r}. Use e.g. "
+                f"--out {self.out / 'report.html'}."
+            )
+        prepare_folder(self.out.parent)
+
+    def run(self) -> None:
+        text = report([(Path(folder), read_finding(folder)) for folder in self.folders])
+        with replacing(self.out) as file:
+            file.write(text)
+        print(f"written: {self.out} ({len(self.folders)} studies, {len(text) / 1e6:.1f} MB)")
+
+
+def read_finding(folder: Path) -> dict:
+    """The finding of a study's folder.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or its file is damaged.
+    """
+    path = Path(folder) / FILE
+    try:
+        finding = json.loads(path.read_text())
+        pictures = [Path(folder) / picture["file"] for picture in finding["pictures"]]
+    except FileNotFoundError:
+        raise ValueError(
+            f"folders must hold finished studies; {str(folder)!r} has no {FILE}. Run `ipslimit "
+            f"study NAME --out {folder}`."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"folders must hold finished studies; {str(path)!r} cannot be read ({error}). Run the "
+            "study again."
+        ) from None
+    missing = [picture.name for picture in pictures if not picture.is_file()]
+    if missing:
+        raise ValueError(
+            f"folders must hold finished studies; {str(folder)!r} lacks {', '.join(missing)}. Run "
+            "the study again."
+        )
+    return finding
+
+
+def report(findings: list[tuple[Path, dict]]) -> str:
+    """The page, with its figures inside."""
+    named = [(_anchor(i, f), folder, f) for i, (folder, f) in enumerate(findings)]
+    sections = "\n".join(_section(*parts) for parts in named)
+    versions = sorted({f"{k} {v}" for _, f in findings for k, v in f["versions"].items()})
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>ipslimit: the theorem, clause by clause</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>The large-depth limit of transformers, clause by clause</h1>
+<p>How trained transformers with residual branches scaled by 1/L approach their mean-field limit:
+what theory says of each clause, and what was measured. Brackets are 95 % intervals unless another
+kind is named; every section states its settings. Made with {_text(", ".join(versions))}.</p>
+<h2>What was found</h2>
+{_overview(named)}
+{sections}
+</body>
+</html>
+"""
+
+
+def _overview(named: list[tuple[str, Path, dict]]) -> str:
+    items = "\n".join(
+        f'<li><a href="#{_text(anchor)}">{_text(finding["title"])}</a>. '
+        f"{_text(finding['sentence'])}</li>"
+        for anchor, _, finding in named
+    )
+    return f"<ol>\n{items}\n</ol>"
+
+
+def _anchor(i: int, finding: dict) -> str:
+    """A name of its own, even where a study comes twice."""
+    return f"{finding['study']}-{i + 1}"
+
+
+def _section(anchor: str, folder: Path, finding: dict) -> str:
+    pictures = "\n".join(
+        f'<figure><img src="data:image/png;base64,{_encoded(folder / picture["file"])}" '
+        f'alt="{_text(picture["caption"])}"><figcaption>{_text(picture["caption"])}</figcaption>'
+        "</figure>"
+        for picture in finding["pictures"]
+    )
+    measured = [
+        {"quantity": m["what"], "theory": m["theory"], "measured": m["text"],
+         "interval": "95 %" if m["kind"] == Measured.kind else m["kind"]}
+        for m in finding["measured"]
+    ]  # fmt: skip
+    notes = "".join(f'<p class="note">Note: {_text(note)}</p>' for note in finding["notes"])
+    tables = "\n".join(
+        f"<details><summary>{_text(table['title'])} ({len(table['rows'])} rows)</summary>"
+        f"{_table(table['columns'], table['rows'])}</details>"
+        for table in finding["tables"]
+    )
+    settings = json.dumps(finding["settings"], indent=1)
+    return f"""<section id="{_text(anchor)}">
+<h2>{_text(finding["title"])}</h2>
+<p class="theory">Theory: {_text(finding["theory"])}</p>
+<p class="found">{_text(finding["sentence"])}</p>
+{pictures}
+{_table(["quantity", "theory", "measured", "interval"], measured)}
+{notes}
+{tables}
+<details><summary>How it is measured</summary><pre>{_text(finding["design"])}</pre></details>
+<details><summary>Settings</summary><pre>{_text(settings)}</pre></details>
+</section>"""
+
+
+def _table(columns: list[str], rows: list[dict]) -> str:
+    head = "".join(f"<th>{_text(column)}</th>" for column in columns)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{_text(_shown(row.get(c)))}</td>" for c in columns) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,207 @@
+"""Scaling: residual branches scaled by L^-alpha, for alpha between 1/2 and 1."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from ipslimit import Atoms, Heads, Problem, train_particles
+from ipslimit.checks import require_real
+from ipslimit.rates import RateFits, fit_rates
+
+from ..plots import COLOURS, MARKERS, SMALL, cells_of, legend_below, log_axes
+from ..store import Cells, write_cell
+from ..study import Flat, Setting, Sizes
+from ..sweep import progress_bar
+from .base import ClauseStudy
+from .finding import Finding, Measured, Picture, Table
+from .panels import label, legend, page, rms
+
+
+@dataclasses.dataclass(frozen=True)
+class SymmetricSetting(Setting):
+    """Atoms in pairs (Q, K, V, O) and (Q, K, V, -O) of equal weight: their mean field is zero."""
+
+    def make_law(self) -> Atoms:
+        heads = super().make_law().heads
+        mirrored = (torch.cat([t, sign * t]) for t, sign in
+                    ((heads.q, 1), (heads.k, 1), (heads.v, 1), (heads.o, -1)))  # fmt: skip
+        return Atoms(Heads(*mirrored))
+
+    def check(self) -> None:
+        super().check()
+        if self.law != "atoms":
+            raise ValueError(f"law must be atoms; got {self.law!r}. Leave --law out.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling(ClauseStudy):
+    """The spread of x over seeds at initialisation when branches are scaled by L^-alpha.
+
+    With a law of zero mean field nothing drifts, and x_r is a sum of r random fields of size
+    L^-alpha H^-1/2: its spread over seeds goes like L^(1/2 - alpha) H^-1/2. At alpha = 1 it
+    vanishes like (L H)^-1/2 around the ODE limit X = X(0); at alpha = 1/2 it stays: the limit in L
+    is random (an SDE in depth), and there is no X to measure a distance to. So the spread is
+    reported, the deviation from the mean over seeds.
+    """
+
+    setting: Annotated[SymmetricSetting, Flat] = SymmetricSetting(steps=0, record=(0,), probes=0)
+    alphas: tuple[float, ...] | None = None
+    """Exponents alpha of the residual scaling (default: by size)."""
+
+    NAME: ClassVar[str] = "scaling"
+    TITLE: ClassVar[str] = "Other residual scalings"
+    THEORY: ClassVar[str] = (
+        "At initialisation with zero mean field the spread over seeds goes like L^(1/2 - alpha): "
+        "it vanishes like L^-1/2 at alpha = 1 and does not vanish at alpha = 1/2."
+    )
+    QUICK: ClassVar[Sizes] = Sizes((8, 16, 32, 64, 128), (1, 4), 256)
+    FULL: ClassVar[Sizes] = Sizes((8, 16, 32, 64, 128, 256, 512), (1, 4, 16), 512)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return self.chosen("alphas", (0.5, 0.75, 1.0), (0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0))
+
+    def check(self) -> None:
+        super().check()
+        for alpha in self.values:
+            require_real("alphas", alpha, 0.0, 2.0)
+
+    def find(self, progress: bool = True) -> Finding:
+        alphas = sorted(set(self.values))
+        problem = self.setting.make_problem()
+        cells = Cells(self.folder / "cells")
+        wanted = [(alpha, depth, heads) for alpha in alphas for depth in self.sizes.depths
+                  for heads in self.sizes.heads]  # fmt: skip
+        key = (dataclasses.asdict(self.setting), self.sizes.seeds, self.root_seed)
+        paths = {w: cells.path("spread-a{:g}-L{}-H{}".format(*w), *w, *key) for w in wanted}
+        done = {w: found for w in wanted if (found := cells.read(paths[w])) is not None}
+        cost = {w: w[1] * w[2] for w in wanted}
+        with progress_bar(
+            sum(cost.values()), sum(cost[w] for w in done), self.NAME, progress
+        ) as bar:
+            for w in wanted:
+                if w not in done:
+                    done[w] = self._spread(problem, *w)
+                    write_cell(paths[w], done[w])
+                    bar.update(cost[w])
+        rows = {a: [row for w in wanted if w[0] == a for row in done[w]["rows"]] for a in alphas}
+        fits = {alpha: fit_rates(table) for alpha, table in rows.items()}
+        diverged = sum(content["diverged"] for content in done.values())
+        slopes = [
+            row for a in alphas for norm in ("rms", "sup") if (row := _slope(fits[a], a, norm))
+        ]
+        words = (f"{2 * self.setting.atoms} atoms in sign-symmetric pairs, d={self.setting.d}, "
+                 f"N={self.setting.tokens}, step 0; {self.sizes.seeds} seeds")  # fmt: skip
+        return self.finding(
+            sentence(slopes),
+            measured=[
+                Measured(f"slope in L of the spread of x, {r['norm']}, alpha = {r['alpha']:g}",
+                         f"{r['theory']:g}", r["slope"], (r["low"], r["high"]))
+                for r in slopes
+            ],
+            tables=[
+                Table("slopes", "Slopes of the spread in L",
+                      list(slopes[0]) if slopes else ["alpha"], slopes),
+                Table("spread", "Spread of x over seeds (rms)", ["alpha", "L", "H", "spread"], [
+                    {"alpha": a, "L": depth, "H": heads,
+                     "spread": rms([r["error"] for r in done[a, depth, heads]["rows"]
+                                    if r["norm"] == "rms"])}
+                    for a, depth, heads in wanted
+                ]),
+            ],
+            pictures=[Picture("scaling", figure(rows, fits, slopes, words), (
+                "Left: spread of x over seeds (rms over contexts, tokens and seeds, largest over "
+                "layers) against depth; filled: H = "
+                f"{min(self.sizes.heads)}, open: H = {max(self.sizes.heads)}. Right: its slope "
+                "against alpha with 95 % intervals; line: 1/2 - alpha."))],
+            numbers={"fits": {f"{a:g}": fit.as_dict() for a, fit in fits.items()}},
+            settings={"alphas": alphas},
+            notes=cells.damaged + ([f"{diverged} runs diverged"] if diverged else []),
+        )  # fmt: skip
+
+    def _spread(self, problem: Problem, alpha: float, depth: int, heads: int) -> dict:
+        """Deviations from the mean over seeds, as rows of a table of errors."""
+        # draws of its own for every alpha, so that their intervals are independent
+        first = round(1000 * alpha) * self.sizes.seeds
+        run = train_particles(
+            problem, self.setting.make_rule(), depth, heads, 0,
+            range(first, first + self.sizes.seeds), self.root_seed, residual_exponent=alpha,
+            device=self.device,
+        )  # fmt: skip
+        alive = ~run.diverged
+        count = int(alive.sum())
+        rows = []
+        if count > 1:
+            x = run.x[0][alive]
+            # a sample's mean lies nearer to it than the true one does
+            gap = (x - x.mean(0)) * math.sqrt(count / (count - 1))
+            square = gap.square().sum(-1).flatten(2)  # (seeds, layers, tokens)
+            mean = square.mean(-1)
+            errors = {"rms": mean[:, int(mean.mean(0).argmax())], "sup": square.flatten(1).amax(1)}
+            rows = [
+                {"step": 0, "variable": "x", "term": "fluctuation", "norm": norm, "set": "train"}
+                | {"L": depth, "H": float(heads), "seed": seed, "error": error}
+                for norm, values in errors.items()
+                for seed, error in enumerate(values.sqrt().tolist())
+            ]
+        return {"rows": rows, "diverged": len(run.seeds) - count}
+
+
+def _slope(fits: RateFits, alpha: float, norm: str) -> dict | None:
+    found = fits.select(size="L", at="all", norm=norm)
+    if not found:
+        return None
+    (fit,) = found
+    return {"alpha": alpha, "norm": norm, "theory": 0.5 - alpha, "slope": fit.exponent,
+            "low": fit.interval[0], "high": fit.interval[1], "note": fit.note}  # fmt: skip
+
+
+def sentence(slopes: list[dict]) -> str:
+    chosen = [row for row in slopes if row["norm"] == "rms"]
+    if not chosen:
+        return "No slope could be fitted: add depths or seeds."
+    parts = [
+        f"{Measured('', '', row['slope'], (row['low'], row['high']))} at alpha = {row['alpha']:g}"
+        for row in chosen
+    ]
+    held = sum(row["low"] <= row["theory"] <= row["high"] for row in chosen)
+    return (
+        f"The spread of x over seeds goes with L to the power {', '.join(parts)}; 1/2 - alpha lies "
+        f"in {held} of {len(chosen)} intervals."
+    )
+
+
+def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: str) -> Figure:
+    out, axes = page(1, 2, 3.0, words, width_ratios=(1.3, 1))
+    left, right = axes[0]
+    for i, (alpha, table) in enumerate(rows.items()):
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        cells = cells_of(table, 0, "x").get("fluctuation", {})
+        for heads in {min(h for _, h in cells), max(h for _, h in cells)}:
+            points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
+            first = heads == min(h for _, h in cells)
+            left.plot(*zip(*points, strict=True), color=colour, marker=marker, ms=3.5, lw=0.8,
+                      mfc=colour if first else "white",
+                      label=f"α = {alpha:g}" if first else None)  # fmt: skip
+    log_axes(left, sorted({depth for table in rows.values() for depth in (r["L"] for r in table)}))
+    legend_below(left, columns=3)
+    label(left, x="depth L", y="spread of x over seeds")
+    ends = np.array([min(rows) - 0.03, max(rows) + 0.03])
+    right.plot(ends, 0.5 - ends, color="0.4", lw=0.8, label="1/2 − α")
+    for i, norm in enumerate(("rms", "sup")):
+        chosen = [row for row in slopes if row["norm"] == norm]
+        value = np.array([row["slope"] for row in chosen])
+        error = np.array(
+            [[row["slope"] - row["low"], row["high"] - row["slope"]] for row in chosen]
+        )
+        right.errorbar([row["alpha"] + 0.008 * (2 * i - 1) for row in chosen], value, error.T,
+                       fmt=MARKERS[i], color=COLOURS[i], ms=3.5, lw=0.8, label=norm)  # fmt: skip
+    label(right, x="residual exponent α", y="slope of the spread in L")
+    legend(right, fontsize=SMALL)
+    return out

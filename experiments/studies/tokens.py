@@ -1,0 +1,179 @@
+"""Tokens: do the constants depend on the number of tokens?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+from matplotlib.figure import Figure
+
+from ipslimit.checks import require_int
+
+from ..plots import COLOURS, NAMES, caption, legend_below, log_axes
+from ..study import Flat, Sizes
+from ..sweep import SweepResult
+from .base import ClauseStudy, sweep_notes
+from .fair import FairSetting
+from .families import (
+    NORMS,
+    TERMS,
+    VARIABLES,
+    near_the_floor,
+    problem_errors,
+    size_trend,
+    trend_row,
+    typical,
+)
+from .finding import Finding, Measured, Picture, Table
+from .panels import label, page
+
+MASKS = {"no mask": False, "causal": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(ClauseStudy):
+    """Error at fixed (L, H) for N = 4 to 256 tokens, with and without causal mask.
+
+    Held fixed while N varies: L, H, the atoms, the draws of the heads, the targets and their norm,
+    the norm of every token; contexts with fewer tokens are the first tokens of those with more.
+    Costates are p = N dl/dx, of order 1 at every N. Intervals are those of
+    the mean slope over independent problems (atoms, contexts, targets).
+    """
+
+    setting: Annotated[FairSetting, Flat] = FairSetting(
+        steps=3, record=(0, 3), probes=0, contexts=2, atoms=8, drawn_tokens=256
+    )
+    token_counts: tuple[int, ...] | None = None
+    """Numbers of tokens N (default: by size)."""
+    problems: int | None = None
+    """Independent problems (default: by size)."""
+    tol: float = 1e-4
+    """Largest error wanted of the limit's x and p."""
+
+    NAME: ClassVar[str] = "tokens"
+    TITLE: ClassVar[str] = "Constants against the number of tokens"
+    THEORY: ClassVar[str] = (
+        "Without mask the limit is a McKean-Vlasov equation over tokens and the bounds do not "
+        "depend on N: no growth. With a causal mask they may: early tokens are seen by all later "
+        "ones."
+    )
+    QUICK: ClassVar[Sizes] = Sizes((8,), (8,), 4)
+    FULL: ClassVar[Sizes] = Sizes((16,), (16,), 8)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.chosen("token_counts", (4, 16, 64, 256), (4, 8, 16, 32, 64, 128, 256))
+
+    @property
+    def problem_count(self) -> int:
+        return self.chosen("problems", 6, 12)
+
+    def check(self) -> None:
+        super().check()
+        for count in self.counts:
+            require_int("token_counts", count, 1, self.setting.drawn_tokens)
+        require_int("problems", self.problem_count, 2)
+        if len(self.sizes.depths) != 1 or len(self.sizes.heads) != 1:
+            raise ValueError("depths and heads must each name one size, which stays fixed here.")
+
+    def find(self, progress: bool = True) -> Finding:
+        keys = [(mask, count, problem) for mask in MASKS for count in self.counts
+                for problem in range(self.problem_count)]  # fmt: skip
+        settings = [
+            dataclasses.replace(self.setting, causal=MASKS[mask], tokens=count,
+                                problem_seed=self.setting.problem_seed + problem)
+            for mask, count, problem in keys
+        ]  # fmt: skip
+        found = dict(
+            zip(keys, self.sweep([self.study(s) for s in settings], progress), strict=True)
+        )
+        results = {
+            mask: [[found[mask, count, problem] for problem in range(self.problem_count)]
+                   for count in self.counts]
+            for mask in MASKS
+        }  # fmt: skip
+        steps = self.setting.recorded
+        table = [
+            trend_row({"mask": mask, "step": step, "variable": v, "term": term, "norm": norm},
+                      self.counts, errors, size_trend(self.counts, errors))
+            for mask in MASKS for step in steps for v in VARIABLES for term in TERMS
+            for norm in NORMS
+            for errors in [problem_errors(results[mask], step, v, term, norm)]
+        ]  # fmt: skip
+        (depth,), (heads,) = self.sizes.depths, self.sizes.heads
+        words = caption(self.setting).replace("N=8, ", "").rsplit(", ", 1)[0]
+        words += (
+            f"; L={depth}, H={heads}, {self.problem_count} problems, |x_i|={self.setting.radius:g}"
+        )
+        named = {f"{k[0]}, N={k[1]}, problem {k[2]}": result for k, result in found.items()}
+        return self.finding(
+            sentence(table, steps[-1]),
+            measured=[
+                Measured(f"slope in N, {r['mask']}, {r['term']} of {r['variable']}, {r['norm']}, "
+                         f"step {r['step']}",
+                         "no growth" if r["mask"] == "no mask" else "not claimed",
+                         r["slope"], (r["low"], r["high"]))
+                for r in table
+                if r["step"] == steps[-1] and r["slope"] is not None and r["term"] != "total"
+            ],
+            tables=[Table("tokens", "Slope of log(error) in log(N)", list(table[0]), table)],
+            pictures=[Picture("tokens", figure(results, self.counts, steps[-1], words, table), (
+                f"Errors at step {steps[-1]} against the number of tokens: every problem (thin), "
+                "their geometric mean (points); mean slopes over problems with 95 % intervals."))],
+            numbers={"slopes": table},
+            settings={"token_counts": self.counts, "problems": self.problem_count},
+            notes=near_the_floor(named, steps[-1])
+            + [n for n in sweep_notes(named) if "tolerance" not in n],
+        )  # fmt: skip
+
+
+def _row(table: list[dict], **criteria) -> dict:
+    (row,) = (r for r in table if all(r[key] == value for key, value in criteria.items()))
+    return row
+
+
+def sentence(table: list[dict], step: int) -> str:
+    parts = []
+    for mask in MASKS:
+        for variable, norm in (("x", "rms"), ("x", "sup"), ("p", "sup")):
+            row = _row(
+                table, mask=mask, step=step, variable=variable, term="fluctuation", norm=norm
+            )
+            if row["slope"] is not None:
+                value = Measured("", "", row["slope"], (row["low"], row["high"]))
+                parts.append(f"{value} ({mask}, {variable}, {norm})")
+    free = [row for row in table if row["mask"] == "no mask" and row["step"] == step
+            and row["term"] != "total" and row["slope"] is not None]  # fmt: skip
+    rising, falling = (sum(test(row) for row in free) for test in (
+        lambda row: row["low"] > 0, lambda row: row["high"] < 0))  # fmt: skip
+    return (
+        f"After {step} steps the fluctuation goes with N like N to the power {'; '.join(parts)}. "
+        f"Without mask {rising} of {len(free)} slopes (fluctuation and bias, x and p, rms and sup) "
+        f"lie above 0 with their whole 95 % interval, {falling} below."
+    )
+
+
+def figure(results: dict[str, list[list[SweepResult]]], counts, step: int, words: str,
+           table: list[dict]) -> Figure:  # fmt: skip
+    out, axes = page(2, 2, 2.7, words)
+    looks = {("fluctuation", "no mask"): (COLOURS[0], "o", "-"),
+             ("fluctuation", "causal"): (COLOURS[5], "s", "-"),
+             ("bias", "no mask"): (COLOURS[4], "^", "--"),
+             ("bias", "causal"): (COLOURS[1], "D", "--")}  # fmt: skip
+    for row, variable in zip(axes, VARIABLES, strict=True):
+        for axis, norm in zip(row, NORMS, strict=True):
+            for (term, mask), (colour, marker, line) in looks.items():
+                errors = problem_errors(results[mask], step, variable, term, norm)
+                fit = _row(table, mask=mask, step=step, variable=variable, term=term, norm=norm)
+                name = f"{term}, {mask}"
+                if fit["slope"] is not None:
+                    name += f": {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+                axis.plot(counts, errors, color=colour, lw=0.4, alpha=0.4)
+                axis.plot(counts, [typical(e) for e in errors], color=colour, marker=marker, ms=3.5,
+                          lw=1.2, ls=line, label=name)  # fmt: skip
+            log_axes(axis, list(counts))
+            label(axis, y=f"{norm} error of {variable}", title=f"{NAMES[variable]}, {norm}")
+            legend_below(axis)
+    for axis in axes[-1]:
+        label(axis, x="tokens N")
+    return out
