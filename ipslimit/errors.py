@@ -77,7 +77,7 @@ def quadrature_table(limit: Limit) -> list[Row]:
     for (name, step), gaps in limit.quadrature_gaps.items():
         where = "probe" if name.startswith("probe") else "train"
         key = {"step": step, "variable": name[-1], "term": "quadrature", "set": where}
-        rows += _norms(key | {"L": math.inf, "H": math.inf}, range(1, len(gaps) + 1), gaps)
+        rows += _norms(key | {"L": math.inf, "H": math.inf}, range(1, len(gaps) + 1), _square(gaps))
     return rows
 
 
