@@ -114,6 +114,7 @@ def write_finding(finding: Finding, folder: Path) -> None:
         for suffix in ("png", "pdf"):
             with replacing(folder / f"{picture.name}.{suffix}", "wb") as file:
                 picture.figure.savefig(file, format=suffix)
+            picture.figure.set_layout_engine("none")  # laid out once: it is most of the time
     # last, so that it never names a file that is not there
     write_json(folder / FILE, finite(as_dict(finding)))
 

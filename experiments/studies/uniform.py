@@ -162,8 +162,8 @@ class Uniform(ClauseStudy):
             on_training = error(problem.contexts.to(device))
             on_random = error(contexts)
             finer = FrozenError.of(trained[:1], limit, step, problem.causal, finer=2)
-            coarse, fine = error.limit(contexts)[-1], finer.limit(contexts)[-1]
-            floor = limit.error + float((coarse - fine).norm(dim=-1).max())
+            gap = error.limit(contexts) - finer.limit(contexts)[::2]
+            floor = limit.error + float(gap.norm(dim=-1).max())
         found = {"training": on_training.mean(1), "random": on_random.mean(1)}
         found["mean of the worst"], own = self._worst_of_each(error, contexts, on_random)
         ascent = [own]

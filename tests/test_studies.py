@@ -1,0 +1,293 @@
+"""Studies of the theorem's clauses: what they write, that they resume, and what they refuse.
+
+Their numbers are those of sweeps and fits, which have tests of their own; here every study runs
+once in a tiny size.
+"""
+
+import csv
+import dataclasses
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+from experiments.cli import main
+from experiments.studies import scaling, uniform
+from experiments.studies.command import STUDIES
+from experiments.studies.fair import FairSetting
+from experiments.studies.finding import write_finding
+from experiments.studies.report import read_finding, report
+from experiments.studies.scaling import SymmetricSetting
+from experiments.study import Setting
+
+SMALL = {"d": 3, "m": 2, "tokens": 3, "contexts": 2, "probes": 0, "atoms": 4, "eps": 0.1}
+SIZES = {"quick": True, "tol": 1e-3, "device": "cpu", "seeds": 4, "depths": (2, 4, 8)}
+
+
+def small(name, out):
+    """The study in a size of a second or two."""
+    fixed = SIZES | {"depths": (4,), "heads": (4,), "seeds": 2, "problems": 2}
+    trained = {"setting": Setting(**SMALL, steps=2, record=(0, 2)), "heads": (1, 4, 16)}
+    options = {
+        "rates": trained,
+        "constant": trained | {"seeds": 3, "heads": (1, 16, 256)},
+        "causal": trained,
+        "steps": trained | {"setting": Setting(**SMALL, steps=4), "heads": (4, 16)},
+        "epsilon": trained | {"eps_values": (0.1, 1e-3)},
+        "laws": trained | {"setting": Setting(**SMALL, steps=1, record=(1,), nodes=64)},
+        "scaling": {"setting": SymmetricSetting(**SMALL, steps=0, record=(0,))},
+        "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
+        "tokens": fixed | {"token_counts": (2, 3, 4)},
+        "dimension": fixed | {"dimensions": (2, 3, 4)},
+    }[name]
+    if name == "steps":
+        options["setting"] = dataclasses.replace(options["setting"], record=(0, 2, 3, 4))
+    if name == "uniform":
+        options |= {"iterations": 3, "random_contexts": 5, "starts": 2}
+    if name == "tokens":
+        options["setting"] = FairSetting(**SMALL, steps=1, record=(0, 1), drawn_tokens=4)
+    if name == "dimension":
+        options["setting"] = FairSetting(**SMALL, steps=1, record=(0, 1))
+    (study,) = (s for s in STUDIES if name == s.NAME)
+    return study(**(SIZES | {"out": out} | options))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Every study, run once: name -> folder."""
+    found = {}
+    for study in STUDIES:
+        folder = found[study.NAME] = tmp_path_factory.mktemp(study.NAME)
+        write_finding(small(study.NAME, folder).find(progress=False), folder)
+    return found
+
+
+NAMES = [study.NAME for study in STUDIES]
+
+
+def test_all_ten_clauses_are_there():
+    assert NAMES == [
+        "rates", "uniform", "tokens", "dimension", "steps", "epsilon", "laws", "constant",
+        "causal", "scaling",
+    ]  # fmt: skip
+
+
+def test_make_report_runs_every_study():
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    assert re.search(r"^STUDIES := (.*)$", makefile, re.MULTILINE)[1].split() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_writes_numbers_tables_figures_and_one_sentence(folders, name):
+    finding = read_finding(folders[name])
+    assert finding["study"] == name and finding["design"] and finding["theory"]
+    assert re.search(r"\d", finding["sentence"])
+    assert finding["measured"]
+    for line in finding["measured"]:
+        assert line["what"] and line["theory"] and line["text"]
+        if line["interval"] is not None:
+            low, high = line["interval"]
+            # (a range over cells holds their mean up to rounding)
+            assert low - 1e-12 <= line["value"] <= high + 1e-12
+    for table in finding["tables"]:
+        with open(folders[name] / f"{table['name']}.csv") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == len(table["rows"]) > 0 and list(rows[0]) == table["columns"]
+    assert finding["pictures"]
+    for picture in finding["pictures"]:
+        assert matplotlib.image.imread(folders[name] / picture["file"]).std() > 0.05  # not blank
+        assert (folders[name] / picture["file"]).with_suffix(".pdf").exists()
+    assert finding["settings"]["setting"]["m"] == 2 and finding["settings"]["seeds"] >= 2
+
+
+@pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling"])
+def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
+    """Nothing is trained again, and the finding is the same."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a finished cell was computed again")
+
+    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.scaling"):
+        monkeypatch.setattr(f"experiments.{module}.train_particles", refuse)
+        if not module.endswith("scaling"):
+            monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
+    before = (folders[name] / "finding.json").read_bytes()
+    again = small(name, folders[name]).find(progress=False)
+    write_finding(again, folders[name])
+    assert (folders[name] / "finding.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name, module", [("uniform", uniform), ("scaling", scaling)])
+def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, name, module):
+    calls = []
+    original = module.train_particles
+
+    def killed_at_the_third(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, "train_particles", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        small(name, tmp_path).find(progress=False)
+    done = {path.name for path in (tmp_path / "cells").iterdir()}
+    assert len(done) == 2
+    monkeypatch.setattr(module, "train_particles", original)
+    small(name, tmp_path).find(progress=False)
+    assert done < {path.name for path in (tmp_path / "cells").iterdir()}
+
+
+def test_cells_of_another_setting_are_not_taken(folders, tmp_path):
+    study = small("scaling", folders["scaling"])
+    other = dataclasses.replace(study, setting=dataclasses.replace(study.setting, d=2))
+    before = {path.name for path in (folders["scaling"] / "cells").iterdir()}
+    other.find(progress=False)
+    after = {path.name for path in (folders["scaling"] / "cells").iterdir()}
+    assert len(after) == 2 * len(before)
+
+
+def test_sentences_follow_the_numbers(folders):
+    """The exponent in the sentence is the one in the table, as far as it is written out."""
+    finding = read_finding(folders["rates"])
+    rows = next(t for t in finding["tables"] if t["name"] == "exponents")["rows"]
+    key = {"step": 2, "variable": "x", "term": "fluctuation", "norm": "rms", "in": "L"}
+    (row,) = (r for r in rows if all(r[k] == v for k, v in key.items()))
+    assert f"hidden states x {row['exponent']:.2f} [{row['low']:.2f}" in finding["sentence"]
+    held = row["low"] <= -0.5 <= row["high"]
+    listed = re.search(r"-1/2 lies in the intervals of (.*?), -1/3", finding["sentence"])[1]
+    assert ("x rms" in listed) == held
+
+
+def test_the_crossover_of_exact_power_laws():
+    from experiments.studies.rates import crossover
+    from ipslimit.rates import fit_rates
+
+    rows = []
+    about = {"step": 0, "variable": "x", "norm": "rms", "set": "train"}
+    for L in (4, 8, 16, 32, 64):
+        rows.append(about | {"term": "bias", "L": L, "H": math.inf, "seed": 0, "error": 0.1 / L})
+        for H in (1, 8, 64):
+            for seed in range(8):  # scatter that is the same in all cells cancels in the fits
+                error = 2.0 * (L * H) ** -0.5 * (1 + 0.1 * (seed - 3.5))
+                rows.append(about | {"term": "fluctuation", "L": L, "H": H, "seed": seed,
+                                     "error": error})  # fmt: skip
+
+    class Result:
+        fits = fit_rates(rows)
+
+    Result.rows = rows
+    # 0.1 / L = c (L H)^-1/2, so H = (c / 0.1)^2 L with c the rms of the constants
+    c = 2.0 * math.sqrt(sum((1 + 0.1 * (s - 3.5)) ** 2 for s in range(8)) / 8)
+    found = crossover(Result, 0, "x")
+    assert found["g"] == pytest.approx(1.0, abs=1e-6)
+    assert found["h0"] == pytest.approx((c / 0.1) ** 2, rel=1e-6)
+
+
+def test_command_line_studies_and_reports(capsys, tmp_path):
+    out = str(tmp_path / "scaling")
+    flags = "--quick --d 2 --m 2 --tokens 2 --atoms 3 --depths 2 4 8 --seeds 4".split()
+    main(["study", "scaling", *flags, "--out", out])
+    printed = capsys.readouterr().out
+    assert "Other residual scalings" in printed and "written to" in printed
+    main(["report", out, "--out", str(tmp_path / "report.html")])
+    assert "1 studies" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+
+
+class Page(HTMLParser):
+    """Tags that are open, addresses that are asked for, and the text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses, self.ids, self.words = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.addresses += [attributes[k] for k in ("src", "href") if k in attributes]
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_report_is_one_whole_page_that_asks_for_nothing(folders):
+    findings = [(folder, read_finding(folder)) for folder in folders.values()]
+    page = Page(report(findings))
+    assert page.open == []
+    images = [a for a in page.addresses if a.startswith("data:image/png;base64,")]
+    assert len(images) == sum(len(f["pictures"]) for _, f in findings)
+    links = [a for a in page.addresses if a not in images]
+    assert {link.removeprefix("#") for link in links} == set(page.ids)  # nothing outside
+    words = " ".join(page.words.split())
+    for _, finding in findings:
+        assert " ".join(finding["sentence"].split()) in words
+        assert finding["title"] in words and finding["measured"][0]["text"] in words
+        assert all(table["title"] in words for table in finding["tables"])
+    assert '"drawn_tokens": 4' in words  # settings
+
+
+def test_report_may_hold_a_study_twice_and_any_text(folders):
+    finding = read_finding(folders["scaling"]) | {"title": "a < b & <script>"}
+    page = Page(report([(folders["scaling"], finding)] * 2))
+    assert len(set(page.ids)) == 2 and "script" not in page.open
+    assert "a < b & <script>" in page.words
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "no picture"])
+def test_report_refuses_what_is_no_finding(folders, tmp_path, damage, capsys):
+    if damage != "absent":
+        text = (folders["scaling"] / "finding.json").read_text()
+        (tmp_path / "finding.json").write_text(text[: len(text) // 2] if damage == "cut" else text)
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")])
+    printed = capsys.readouterr().err
+    assert stopped.value.code == 2 and printed.count("\n") == 1
+    assert "folders must hold finished studies" in printed
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["rates", "--depths", "0"], "depths must be at least 1"),
+        (["rates", "--seeds", "0"], "seeds must be at least 1"),
+        (["rates", "--lr", "nan"], "lr must be a finite number"),
+        (["rates", "--tol", "0"], "tol must be"),
+        (["constant", "--law", "xavier"], "law must be atoms"),
+        (["laws", "--record", "0", "5"], "record must be at least 1"),
+        (["steps", "--record", "0", "5"], "record must name three or more steps"),
+        (["epsilon", "--eps-values", "0"], "eps_values must be a finite number"),
+        (["epsilon", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
+        (["epsilon", "--rule", "sgd"], "rule must have an eps"),
+        (["epsilon", "--raw-eps", "1"], "raw_eps must be a finite number"),
+        (["tokens", "--token-counts", "512"], "token_counts must be at most 256"),
+        (["tokens", "--depths", "4", "8"], "depths and heads must each name one size"),
+        (["tokens", "--problems", "1"], "problems must be at least 2"),
+        (["tokens", "--radius", "0"], "radius must be"),
+        (["dimension", "--record", "5"], "record must name step 0 and a later one"),
+        (["dimension", "--dimensions", "0"], "dimensions must be at least 1"),
+        (["uniform", "--starts", "99"], "starts must be at most 64"),
+        (["uniform", "--seeds", "2"], "seeds must be at least 4"),
+        (["uniform", "--record", "0", "5"], "record must name one step"),
+        (["scaling", "--alphas", "3"], "alphas must be"),
+        (["causal", "--out", "/dev/null/sub"], "out must be a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, arguments, words):
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", *arguments, "--quick", *out])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert words in printed.err and printed.err.count("\n") == 1
+    assert not list(tmp_path.rglob("*.json"))
