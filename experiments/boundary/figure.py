@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..plots import COLOURS, MARKERS, SMALL, TEXT
 from .methods import METHODS
@@ -28,8 +29,7 @@ def boundary_figure(result: BoundaryResult) -> Figure:
     for axis, (name, label) in zip(axes[0], shown, strict=True):
         for method, found in curves.items():
             steps, values = _smooth(np.array(found[name]))
-            axis.plot(steps, values, color=LOOKS[method]["color"], lw=1.0,
-                      label=METHODS[method].label)  # fmt: skip
+            axis.plot(steps, values, color=LOOKS[method]["color"], lw=1.0)
         axis.set_yscale("log")
         axis.set_xlabel("training step", fontsize=TEXT)
         axis.set_ylabel(label, fontsize=TEXT)
@@ -37,9 +37,12 @@ def boundary_figure(result: BoundaryResult) -> Figure:
     _test(axes[1, 1], result)
     _width(axes[1, 2], result)
     for axis in axes.flat:
-        axis.tick_params(labelsize=SMALL)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=SMALL,
+        axis.tick_params(which="both", labelsize=SMALL)
+    handles = [
+        Line2D([], [], lw=1.0, ms=4, label=METHODS[method].label, **LOOKS[method])
+        for method in result.methods
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=SMALL,
                   frameon=False)  # fmt: skip
     return figure
 
@@ -93,7 +96,10 @@ def _width(axis: Axes, result: BoundaryResult) -> None:
     axis.set_yscale("log")
     axis.xaxis.set_major_locator(FixedLocator(widths))
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.legend(fontsize=SMALL, frameon=False, loc="upper left")
     axis.set_xlabel("width d", fontsize=TEXT)
     axis.set_ylabel(f"R2, first {result.setting.early} steps", fontsize=TEXT)

@@ -81,8 +81,11 @@ class Processes:
                 yield futures[future], future.result()
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
-            for child in set(multiprocessing.active_children()) - before:
+            ours = set(multiprocessing.active_children()) - before
+            for child in ours:
                 child.terminate()
+            for child in ours:
+                child.join()
             raise
         finally:
             executor.shutdown()
