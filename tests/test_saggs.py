@@ -519,6 +519,16 @@ def test_a_scale_that_leaves_the_dtype_is_refused_before_any_harm():
     assert all(map(torch.equal, before, model.parameters()))
 
 
+def test_moments_too_small_for_their_dtype_do_no_harm():
+    """Squares of gradients underflow long before the gradients do."""
+    a, b = parameters = [nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(parameters)
+    a.grad, b.grad = torch.full((2, 2), 1e-20), torch.ones(2, 2)
+    optimizer.step()
+    assert 0 < float(optimizer.state[a]["exp_avg_sq"].max()) < torch.finfo(torch.float32).tiny
+    rescale_pair(((a, None), (b, None)), 16.0, optimizer)
+
+
 def test_damaged_state_is_named():
     model = block()
     optimizer = saggs(model)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from ..plots import COLOURS, SMALL, TEXT
 from .arms import ARMS, BY_NAME
-from .report import Report
+from .report import PAPER_INTERVAL, PAPER_PARAMETERS, Report
 
 # colour, line, marker; the same in every panel
 LOOK = {
@@ -50,7 +50,7 @@ def rebalance_figure(report: Report) -> Figure:
 
 
 def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
-    """Seeds as points, mean and 95 % interval beside them; zero is the control."""
+    """Seeds as points, their mean as a bar, 95 % interval as a line; zero is the control."""
     names = [arm.name for arm in ARMS if arm.name != "control"]
     found = [report.find(variant, name) for name in names]
     for place, (name, gap) in enumerate(zip(names, found, strict=True)):
@@ -64,12 +64,18 @@ def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
             axis.plot(gap.interval, [place] * 2, color=colour, lw=1.2)
         axis.plot([gap.mean], [place], marker="|", color=colour, ms=8, mew=1.5)
     axis.axvline(0.0, color="0.5", lw=0.7)
-    spread = [abs(g) for gap in found for g in gap.gaps if g is not None]
-    # small gaps and large ones on one axis: linear around zero
-    axis.set_xscale("symlog", linthresh=max(0.1, np.median(spread) / 10) if spread else 1.0)
+    low, high = PAPER_INTERVAL
+    place = names.index("rescaled") - 0.33
+    axis.plot([low, high], [place] * 2, color="0.5", lw=2.5, solid_capstyle="butt")
+    axis.text(low / 1.15, place, f"paper ({PAPER_PARAMETERS})", fontsize=SMALL - 0.5, va="center",
+              ha="right", color="0.4")  # fmt: skip
+    # small gaps and large ones on one axis: linear within one
+    axis.set_xscale("symlog", linthresh=1.0)
     axis.set_yticks(range(len(names)), [BY_NAME[name].label for name in names])
-    axis.invert_yaxis()
-    axis.set_xlabel("gap to the control", fontsize=TEXT)
+    for label, name in zip(axis.get_yticklabels(), names, strict=True):
+        label.set_color(LOOK[name][0])  # the legend of the other panels
+    axis.set_ylim(len(names) - 0.5, -0.7)
+    axis.set_xlabel("PPL − control (linear within ±1)", fontsize=TEXT)
 
 
 def _draw_losses(axis: Axes, report: Report, variant: str, resumed: bool) -> None:
@@ -85,7 +91,7 @@ def _draw_losses(axis: Axes, report: Report, variant: str, resumed: bool) -> Non
             curves.append(np.array(own[:steps]) - np.array(other[:steps]))
         steps = min(map(len, curves))
         mean = np.mean([curve[:steps] for curve in curves], axis=0)
-        window = min(WINDOW, steps)
+        window = min(WINDOW, 1 + steps // 4)
         smooth = np.convolve(mean, np.ones(window) / window, mode="valid")
         colour, line, _ = LOOK[arm.name]
         at = np.arange(len(smooth)) + (window + 1) / 2

@@ -73,9 +73,11 @@ def rescale_pair(
     [pair] = as_pairs([pair])
     scale = require_real("scale", scale, 0.0, include_low=False)
     exponents = _checked([pair], optimizer, state_exponents)
-    for tensor, factor in _factors(pair, scale, optimizer, exponents):
+    for tensor, factor, kind in _factors(pair, scale, optimizer, exponents):
         largest, limits = float(tensor.abs().amax()), torch.finfo(tensor.dtype)
-        fits = all(limits.tiny <= x <= limits.max for x in (factor, largest * factor))
+        # a moment may well be too small for its dtype: eps hides it
+        smallest = limits.tiny if kind == "parameter" else 0.0
+        fits = limits.tiny <= factor <= limits.max and smallest <= largest * factor <= limits.max
         if largest and math.isfinite(largest) and not fits:
             raise ValueError(
                 f"scale must keep {pair.name or 'the pair'} in the range of {tensor.dtype}; "
@@ -155,7 +157,7 @@ def rescale(
     pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]
 ) -> None:
     """`rescale_pair` without its checks."""
-    for tensor, factor in _factors(pair, scale, optimizer, exponents):
+    for tensor, factor, _ in _factors(pair, scale, optimizer, exponents):
         tensor.mul_(factor)
     follow = None if optimizer is None else rescales_inputs(optimizer)
     if follow is not None and pair.feeds:
@@ -165,18 +167,18 @@ def rescale(
 
 
 def _factors(pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]):
-    """(block of a parameter, gradient or state, its factor) of everything that goes along."""
+    """(block of a tensor, its factor, what it is) of everything that goes along."""
     for side, sign in ((pair.first, 1), (pair.second, -1)):
         for part in side.parts:
             parameter = part.parameter
-            yield part.of(parameter), _power(scale, sign)
+            yield part.of(parameter), _power(scale, sign), "parameter"
             if parameter.grad is not None:
-                yield part.of(parameter.grad), _power(scale, -sign)
+                yield part.of(parameter.grad), _power(scale, -sign), "gradient"
             if optimizer is None:
                 continue
             for name, value in optimizer.state.get(parameter, {}).items():
                 if value is not None and exponents[name]:
-                    yield part.of(value), _power(scale, sign * exponents[name])
+                    yield part.of(value), _power(scale, sign * exponents[name]), name
 
 
 def _power(scale: float, n: int) -> float:
