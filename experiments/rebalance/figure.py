@@ -20,7 +20,6 @@ LOOK = {
     "control-hard": ("black", ":", "x"),
     "start": (COLOURS[1], "-", "o"),
     "start-hard": (COLOURS[0], "-", "s"),
-    "base-hard": ("black", ":", "x"),
 }
 WINDOW = 10
 

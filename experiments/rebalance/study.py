@@ -28,7 +28,7 @@ class RebalanceStudy:
     """Steps before the checkpoint."""
     resumed_steps: int = 150
     """Steps after it."""
-    start_steps: int = 100
+    start_steps: int = 150
     """Steps from an imbalanced start, compared with as many of the checkpoint's own training."""
     vocabulary: int = 1024
     """Tokens of the byte-level BPE that is trained on the text."""
