@@ -280,6 +280,7 @@ def _train(
         _flag(run, step, torch.isfinite(p[0]).flatten(1).all(1))
         if keep:
             run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
+        del x, p  # before the next step makes its own
     run.notes = rule.notes(state)
     return run
 
