@@ -106,6 +106,7 @@ def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float) -
     legend_below(axis)
     axis.autoscale(False)
     axis.axhline(floor, color="0.5", lw=0.8, ls=":")
+    _quadrature(axis, cells)
     triangle(axis, (-0.5, -1.0))
 
 
@@ -117,7 +118,18 @@ def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
         series(axis, points, fit, look(i), f"L={depth:g}")
     log_axes(axis, sorted({h for _, h in fluctuation}))
     legend_below(axis)
+    _quadrature(axis, cells)
     triangle(axis, (-0.5,))
+
+
+def _quadrature(axis: Axes, cells: dict) -> None:
+    """The floor that the nodes of a sampled law put under a fluctuation."""
+    for errors in cells.get("quadrature", {}).values():
+        floor = math.sqrt(np.mean(errors**2))
+        if axis.get_ylim()[0] < floor < axis.get_ylim()[1]:
+            axis.axhline(floor, color="0.5", lw=0.8, ls="--")
+            axis.annotate("quadrature error", (0.99, floor), xycoords=("axes fraction", "data"),
+                          fontsize=SMALL - 0.5, color="0.35", ha="right", va="bottom")  # fmt: skip
 
 
 def _ratios(axis: Axes, rows: list[dict]) -> None:

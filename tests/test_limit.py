@@ -11,6 +11,7 @@ from builders import F64, generator, small_atoms, small_problem
 
 import solvers.limit
 from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
+from ipslimit.errors import quadrature_table
 from solvers import solve_limit
 from solvers.grid import DepthGrid
 from solvers.on_grid import train_on_grid
@@ -360,11 +361,11 @@ def test_an_atom_may_be_split_in_two_of_half_the_weight():
 # ---------------------------------------------------------------- laws that are sampled
 
 
-def solve_sampled(steps, nodes, scramblings=3):
+def solve_sampled(steps, nodes, scramblings=3, nodes_seed=0):
     problem = small_problem(XavierUniform(2, 2), B=2, N=3)
     return problem, solve_limit(
         problem, SMOOTH, steps, 1e-3, elements=2, max_elements=16,
-        nodes=nodes, scramblings=scramblings,
+        nodes=nodes, nodes_seed=nodes_seed, scramblings=scramblings,
     )  # fmt: skip
 
 
@@ -387,7 +388,28 @@ def test_quadrature_error_is_reported_and_falls_with_the_nodes():
 
 
 def test_one_scrambling_estimates_no_quadrature_error():
-    assert np.isnan(solve_sampled(1, 32, scramblings=1)[1].quadrature_error)
+    run = solve_sampled(1, 32, scramblings=1)[1]
+    assert np.isnan(run.quadrature_error) and quadrature_table(run) == []
+
+
+def test_quadrature_rows_are_norms_of_differences_of_scramblings():
+    problem, run = solve_sampled(2, 64)
+    _, other = solve_sampled(2, 64, nodes_seed=1)
+    rows = {(r["variable"], r["norm"], r["seed"]): r["error"] for r in quadrature_table(run)}
+    assert len(rows) == 2 * 2 * 2  # x and p, two norms, two scramblings beside the first
+    s = run.grid.nodes
+    assert run.grid == other.grid
+    square = (run.x(2, s) - other.x(2, s)).square().sum(-1) / 2
+    assert rows["x", "sup", 1] == pytest.approx(float(square.max().sqrt()), rel=1e-12)
+    # the rms is taken at the depth where the mean over scramblings is largest: here at the end,
+    # since x starts equal and drifts apart
+    assert rows["x", "rms", 1] == pytest.approx(float(square[-1].mean().sqrt()), rel=1e-12)
+    largest = max(float((run.x(2, s) - other.x(2, s)).abs().max()),
+                  float((run.p(2, s) - other.p(2, s)).abs().max()))  # fmt: skip
+    assert run.quadrature_gaps["x", 2].shape == (2, len(s), *problem.contexts.shape)
+    assert max(float(gap[0].abs().max()) for gap in run.quadrature_gaps.values()) == pytest.approx(
+        largest / np.sqrt(2), rel=1e-12
+    )
 
 
 def test_atoms_have_no_quadrature_error():

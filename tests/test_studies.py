@@ -260,7 +260,7 @@ def test_report_refuses_what_is_no_finding(folders, tmp_path, damage, capsys):
     "arguments, words",
     [
         (["rates", "--depths", "0"], "depths must be at least 1"),
-        (["rates", "--seeds", "0"], "seeds must be at least 1"),
+        (["rates", "--seeds", "1"], "seeds must be at least 2"),
         (["rates", "--lr", "nan"], "lr must be a finite number"),
         (["rates", "--tol", "0"], "tol must be"),
         (["constant", "--law", "xavier"], "law must be atoms"),

@@ -41,6 +41,7 @@ class ClauseStudy(abc.ABC):
     NAME: ClassVar[str]
     TITLE: ClassVar[str]
     THEORY: ClassVar[str]
+    LEAST_SEEDS: ClassVar[int] = 2  # seeds are what intervals come from
     QUICK: ClassVar[Sizes]
     FULL: ClassVar[Sizes]
 
@@ -71,6 +72,7 @@ class ClauseStudy(abc.ABC):
         require_bool("quick", self.quick)
         self.setting.check()
         self.sizes.check()
+        require_int("seeds", self.sizes.seeds, self.LEAST_SEEDS)
         require_int("root_seed", self.root_seed, 0)
         require_real("tol", self.tol, 0.0, include_low=False)
         prepare_folder(self.folder)

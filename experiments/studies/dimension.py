@@ -69,6 +69,7 @@ class Dimension(ClauseStudy):
         "and so may the constants; with one second moment per matrix (BlockAdamW, our reading) the "
         "bounds do not depend on d."
     )
+    LEAST_SEEDS: ClassVar[int] = 1  # problems are what intervals come from
     QUICK: ClassVar[Sizes] = Sizes((16,), (8,), 4)
     FULL: ClassVar[Sizes] = Sizes((32,), (16,), 8)
 

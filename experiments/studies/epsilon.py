@@ -214,7 +214,8 @@ def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: T
     errors = [results[eps].limit["error"] for eps in (first, last)]
     cell = control["cells"][-1]
     return (
-        f"Exponents of the fluctuation in L after {step} steps (rms): {', '.join(parts)}. The "
+        f"Exponents of the fluctuation in L after {step} steps (rms): "
+        f"{', '.join(parts) or 'none could be fitted'}. The "
         f"limit's own error rises from {errors[0]:.0e} to {errors[1]:.0e}. With raw gradients the "
         f"loss gained by training falls in L H with exponent {Measured.fit('', '', trend)}; at "
         f"L H = {cell['L'] * cell['H']} the loss is {np.mean(cell['raw']):.4f}, untrained "

@@ -59,6 +59,7 @@ class Uniform(ClauseStudy):
         "The bound C (L^-1 + L^-1/3 H^-1/2) is uniform over initial conditions in a compact set: "
         "the supremum decays like the mean error."
     )
+    LEAST_SEEDS: ClassVar[int] = 4  # two to seek on, two to measure on
     QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (4,), 16)
     FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (1, 16), 32)
 
@@ -73,7 +74,6 @@ class Uniform(ClauseStudy):
         require_int("random_contexts", self.random_contexts, 1)
         require_int("starts", self.starts, 1, self.random_contexts)
         require_int("iterations", self.ascents, 0)
-        require_int("seeds", self.sizes.seeds, 4)  # two to seek on, two to measure on
         if len(self.setting.recorded) != 1:
             raise ValueError(
                 f"record must name one step, whose heads are frozen; got "
@@ -241,7 +241,7 @@ def sentence(fits: RateFits, heads, gains: list[dict]) -> str:
     for at in heads:
         found = {name: _select(fits, name, "total", at) for name in SETS}
         texts = [f"{name} {Measured.fit('', '', fit)}" for name, fit in found.items() if fit]
-        parts.append(f"H={at}: {', '.join(texts)}")
+        parts.append(f"H={at}: {', '.join(texts) or 'none could be fitted'}")
         random = found["random"]
         if random:
             other = [name for name in SETS[2:] if found[name]
