@@ -110,7 +110,7 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("a finished cell was computed again")
 
-    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.scaling"):
+    for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
         monkeypatch.setattr(f"experiments.{module}.train_particles", refuse)
         if not module.endswith("scaling"):
             monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
