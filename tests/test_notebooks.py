@@ -1,0 +1,58 @@
+"""The notebooks run from the first cell to the last, in under a minute, with public names only."""
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import ipslimit
+import solvers
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PUBLIC = {"ipslimit": set(ipslimit.__all__), "solvers": {"LimitRun", "solve_limit"}}
+
+
+def code(path):
+    notebook = nbformat.read(path, as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_there_are_notebooks():
+    assert {path.stem for path in NOTEBOOKS} >= {"01_rates", "02_trajectories"}
+    assert hasattr(solvers, "LimitRun")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    notebook = nbformat.read(path, as_version=4)
+    # of the kernel itself: a busy machine stretches the minute on the wall
+    notebook.cells.append(nbformat.v4.new_code_cell("import time; time.process_time()"))
+    client = NotebookClient(notebook, timeout=60, kernel_name="python3",
+                            resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
+    client.execute()  # raises where a cell does
+    assert float(notebook.cells.pop().outputs[0]["data"]["text/plain"]) < 60
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_uses_public_names_only(path):
+    for source in code(path):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in PUBLIC:
+                assert {alias.name for alias in node.names} <= PUBLIC[node.module]
+            if isinstance(node, ast.Attribute):
+                assert not node.attr.startswith("_")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_stored_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs") and cell.get("execution_count") is None
