@@ -112,8 +112,8 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
 
     for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
         monkeypatch.setattr(f"experiments.{module}.train_particles", refuse)
-        if not module.endswith("scaling"):
-            monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
+    for module in ("sweep", "studies.uniform", "studies.epsilon"):
+        monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     again = small(name, folders[name]).find(progress=False)
     write_finding(again, folders[name])
