@@ -222,6 +222,7 @@ def test_matched_loss_is_one_that_all_reached(found):
     experiment, cells = found
     result = BackboneResult(experiment.setting, cells)
     every = experiment.setting.text.every
+    assert len(result.matched["runs"]["adamw-0.9"]["share"]) == 2
     for name, matched in result.matched["runs"].items():
         for run, step, share in zip(result.runs[name], matched["step"], matched["share"]):
             assert np.mean(run["loss"][step - every : step]) <= result.matched["loss"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..plots import COLOURS, MARKERS, SMALL, TEXT
 from .results import GROUP, BackboneResult
@@ -25,7 +26,7 @@ def backbone_figure(result: BackboneResult) -> Figure:
     _sizes(axes[1, 1], result, looks, "share")
     _sizes(axes[1, 2], result, looks, "angle")
     for axis in axes.flat:
-        axis.tick_params(labelsize=SMALL)
+        axis.tick_params(which="both", labelsize=SMALL)
     handles = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -75,11 +76,14 @@ def _paths(axis: Axes, result: BackboneResult, looks: dict) -> None:
         for run in result.runs[name]:
             if run["diverged_at"] is None:
                 found = run["geometry"][GROUP]
-                axis.plot([0, *found["coordinates"]], [0, *found["transverse"]], lw=0.9,
-                          color=looks[name]["color"])  # fmt: skip
+                along, across = (np.abs(found[part]) for part in ("coordinates", "transverse"))
+                axis.plot(along, across, lw=0.8, color=looks[name]["color"])
+                axis.plot(along[-1], across[-1], ms=3, **looks[name])
+    axis.set_xscale("log")
+    axis.set_yscale("log")
     axis.set_xlabel("along the backbone", fontsize=TEXT)
     axis.set_ylabel("transverse residual", fontsize=TEXT)
-    axis.set_title("paths from initialisation", fontsize=TEXT)
+    axis.set_title("paths, marked at their end", fontsize=TEXT)
 
 
 def _alignments(axis: Axes, result: BackboneResult, looks: dict) -> None:
@@ -89,10 +93,10 @@ def _alignments(axis: Axes, result: BackboneResult, looks: dict) -> None:
         means = [getattr(result.text[name], kind).mean for kind in kinds]
         axis.plot(range(3), means, ms=3.5, lw=0.6, **looks[name])
     axis.axhline(result.noise, color="0.5", lw=0.8, ls=":")
-    axis.annotate("random direction", (2.3, result.noise), fontsize=SMALL - 0.5, color="0.4",
+    axis.annotate("random direction", (2.4, result.noise), fontsize=SMALL - 0.5, color="0.4",
                   ha="right", va="bottom")  # fmt: skip
     axis.set_yscale("log")
-    axis.set_xlim(-0.3, 2.3)
+    axis.set_xlim(-0.4, 2.5)
     axis.set_xticks(range(3), ["gradient", "update", f"{every} updates"], fontsize=SMALL)
     axis.set_ylabel("mean |cosine| with the backbone", fontsize=TEXT)
     axis.set_title("alignment", fontsize=TEXT)
@@ -111,6 +115,7 @@ def _fresh(axis: Axes, result: BackboneResult, looks: dict) -> None:
                 mean = np.mean([found[kind]["across"] for found in chosen], axis=0)
                 steps = text.every * np.arange(1, len(mean) + 1)
                 axis.plot(steps, mean, lw=1.0, ls=dash, color=looks[name]["color"])
+    axis.set_yscale("log")
     axis.set_xlabel(f"steps after step {text.late_step}", fontsize=TEXT)
     axis.set_ylabel("motion across the backbone", fontsize=TEXT)
     axis.set_title("new optimizer (solid), same (dashed)", fontsize=TEXT)
@@ -136,6 +141,9 @@ def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> No
         axis.set_title("particles, limit (dashed)", fontsize=TEXT)
         return
     axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
     if products:
         low = min(size.min() for size, _ in products)
         high = max(size.max() for size, _ in products)

@@ -96,8 +96,8 @@ class BackboneResult:
 
     @property
     def noise(self) -> float:
-        """Root mean square cosine of a random direction with any other: 1 / sqrt(parameters)."""
-        return next(iter(self.runs.values()))[0]["sizes"][GROUP] ** -0.5
+        """Mean |cosine| of a random direction with any other: sqrt(2 / (pi parameters))."""
+        return math.sqrt(2.0 / (math.pi * next(iter(self.runs.values()))[0]["sizes"][GROUP]))
 
     def _text(self, name: str) -> TextResult:
         runs = self.runs[name]
@@ -148,11 +148,16 @@ class BackboneResult:
     def _matched(self) -> dict:
         """Shares of the points up to a training loss that all reached: the highest of the lowest.
 
+        Runs that never went below the entropy of the classes have learned nothing to be matched
+        and are left out.
+
         Returns
         -------
         dict
             "loss", and "runs": optimizer -> lists "share" and "step", one a seed.
         """
+        larger = self.corpus["majority"]["train"]
+        entropy = -sum(p * math.log(p) for p in (larger, 1.0 - larger) if p > 0)
         every = self.setting.text.every
         lowest = []
         curves: dict[str, list] = {}
@@ -165,8 +170,9 @@ class BackboneResult:
                 losses = np.array(run["loss"])
                 points = [int(step) for step in geometry["steps"]]
                 mean = [float(losses[step - every : step].mean()) for step in points]
-                lowest.append(min(mean))
-                curves[name].append((points, mean, geometry["growth"]))
+                if min(mean) < entropy:
+                    lowest.append(min(mean))
+                    curves[name].append((points, mean, geometry["growth"]))
         if not lowest:
             return {"loss": math.nan, "runs": {}}
         loss = max(lowest)

@@ -78,7 +78,7 @@ class ParticleSetting:
     """Training steps of the particle model and of the limit; all are recorded."""
     particle_seeds: int = 8
     """Independent draws of the heads for every (L, H)."""
-    particle_sgd_lr: float = 0.05
+    particle_sgd_lr: float = 0.02
     """Learning rate of SGD on the particle model, for the O(1) gradient."""
     particle_late: float = 0.5
     """Part of the steps after which a new optimizer takes over, on the side."""
@@ -141,7 +141,6 @@ class BackboneSetting:
             depths=(4, 16, 64),
             particle_heads=(4, 64),
             particle_seeds=4,
-            max_elements=64,
         )
         return dataclasses.replace(
             self, text=text, particles=particles, beta2=(0.0, 0.9, 0.99, 0.999)

@@ -61,7 +61,10 @@ def _matched(result: BackboneResult) -> list[str]:
     loss = result.matched["loss"]
     if not math.isfinite(loss):
         return []
-    lines = [f"share up to training loss {loss:.3f}, which all reached (first point, then share)"]
+    lines = [
+        f"share up to training loss {loss:.3f}, which all reached that went below the entropy of "
+        "the classes (first point, then share)"
+    ]
     for name, found in result.matched["runs"].items():
         if found["share"]:
             steps = "/".join(str(step) for step in found["step"])
