@@ -13,7 +13,10 @@ FLOAT_DTYPES = (torch.float32, torch.float64)
 
 def shown(value: object) -> str:
     """`repr` on one line of moderate length, for messages."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a message must not fail where the value was merely shown
+        text = f"an object of {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -35,6 +38,37 @@ def require_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False; got {shown(value)}. Pass a bool.")
     return value
+
+
+def require_choice(name: str, value: object, allowed: Sequence[str]) -> str:
+    """Return `value` if it is one of a few words."""
+    # arrays and tensors compare entry by entry
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(
+            f"{name} must be one of {', '.join(allowed)}; got {shown(value)}. "
+            f"Use {name}={allowed[0]!r}."
+        )
+    return value
+
+
+def require_several(name: str, value: object, kinds: tuple[type, ...], example: str) -> tuple:
+    """Return `value` as a tuple of things of some kinds; one of them by itself is a tuple of one.
+
+    Text is one thing and not its characters.
+    """
+    if isinstance(value, (str, *kinds)):
+        value = (value,)
+    try:
+        entries = tuple(value)
+    except TypeError:
+        entries = (value,)
+    for entry in entries:
+        if not isinstance(entry, kinds):
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(
+                f"{name} must hold {words}; got {shown(entry)}. Pass e.g. {name}={example}."
+            )
+    return entries
 
 
 def require_real(
@@ -82,6 +116,11 @@ def require_tensor(name: str, value: object, *, finite: bool = False) -> torch.T
             f"{name} must be float32 or float64; got {tensor.dtype}. "
             f"Convert it with {name}.to(torch.float64)."
         )
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor; got layout {tensor.layout}. Convert it with "
+            f"{name}.to_dense()."
+        )
     if finite:
         require_finite(name, tensor)
     return tensor
@@ -89,6 +128,10 @@ def require_tensor(name: str, value: object, *, finite: bool = False) -> torch.T
 
 def require_finite(name: str, tensor: torch.Tensor) -> None:
     """Refuse NaN and infinities, saying how many there are and where the first one sits."""
+    if tensor.is_meta:
+        raise TypeError(
+            f"{name} must hold numbers; got a tensor on the device meta. Make it on the CPU."
+        )
     bad = ~torch.isfinite(tensor)
     if bad.any():
         first = tuple(int(i) for i in bad.nonzero()[0])
@@ -111,11 +154,11 @@ def require_same(kind: str, named: Sequence[tuple[str, torch.Tensor]]) -> None:
 
 def resolve_device(device: object) -> torch.device:
     """`"auto"` is CUDA where there is one, else the CPU; otherwise any torch device name."""
-    if device == "auto":
+    if isinstance(device, str) and device == "auto":  # arrays compare entry by entry
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         resolved = None
     if resolved is None or resolved.type not in ("cpu", "cuda"):
         raise ValueError(

@@ -212,7 +212,9 @@ class XavierUniform(_SampledLaw):
     def __init__(self, d: int, m: int, gain: float = 1.0, biases: bool = False):
         super().__init__(d, m, biases)
         self.gain = require_real("gain", gain, 0.0, include_low=False)
-        self.bound = self.gain * math.sqrt(6.0 / (d + m))
+        self.bound = require_real(
+            "gain * sqrt(6 / (d + m))", self.gain * math.sqrt(6.0 / (d + m)), 0.0, include_low=False
+        )
 
     def _quantile(self, u: np.ndarray) -> np.ndarray:
         return (2.0 * u - 1.0) * self.bound
@@ -240,8 +242,10 @@ class TruncatedNormal(_SampledLaw):
         self.bound = require_real("bound", bound, 0.0, include_low=False)
 
     def _quantile(self, u: np.ndarray) -> np.ndarray:
-        # odd about u = 1/2, and exact in the limit of a wide normal, where it becomes uniform
+        # odd about u = 1/2
         scale = math.sqrt(2.0) * self.std
+        if self.bound <= 1e-8 * scale:  # uniform to rounding, and the quantiles would underflow
+            return (2.0 * u - 1.0) * self.bound
         entries = scale * erfinv((2.0 * u - 1.0) * erf(self.bound / scale))
         return np.clip(entries, -self.bound, self.bound)
 

@@ -18,6 +18,7 @@ import torch
 
 from .checks import require_int, require_real, resolve_device, shown
 from .heads import Heads
+from .laws import Atoms, Law
 from .layers import Sweep, Training, make_sweep
 from .layers.sharded import require_group, shard
 from .problem import Problem
@@ -156,8 +157,7 @@ def train_particles(
     root_seed = require_int("root_seed", root_seed, 0)
     record = recorded_steps(record, steps)
     residual_exponent = require_real("residual_exponent", residual_exponent, 0.0, 10.0)
-    require_int("nodes", nodes, 2)
-    require_int("nodes_seed", nodes_seed, 0)
+    require_nodes(problem.law, nodes, nodes_seed)
     device = resolve_device(device)
     share = None
     if group is not None:
@@ -350,6 +350,15 @@ def require_problem(problem: object, rule: object) -> None:
             f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {shown(rule)}. "
             "A class must be called first; a torch optimizer is not a rule."
         )
+
+
+def require_nodes(law: Law, nodes: object, nodes_seed: object) -> None:
+    """Refuse bad arguments of `law.nodes` under the names they have here."""
+    if require_int("nodes", nodes, 2) % 2 and not isinstance(law, Atoms):
+        raise ValueError(
+            f"nodes must be even, for the antithetic pairs; got {nodes}. Use {nodes + 1}."
+        )
+    require_int("nodes_seed", nodes_seed, 0)
 
 
 def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 
 from ipslimit import Atoms, Heads, Problem, Rule
-from ipslimit.checks import require_int, require_real, resolve_device, shown
-from ipslimit.particles import recorded_steps, require_problem
+from ipslimit.checks import require_choice, require_int, require_real, resolve_device, shown
+from ipslimit.particles import recorded_steps, require_nodes, require_problem
 
 from .grid import DepthGrid, Trajectory, lagrange
 from .march import March
@@ -228,8 +228,8 @@ def solve_limit(
             f"got {max_elements}. Raise it, or lower elements ({elements})."
         )
     require_int("scramblings", scramblings)
-    if method not in ("auto", *SCHEMES):
-        raise ValueError(f"method must be 'auto', 'march' or 'picard'; got {method!r}. Use 'auto'.")
+    require_choice("method", method, ("auto", *SCHEMES))
+    require_nodes(problem.law, nodes, nodes_seed)
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, scramble: int = nodes_seed) -> GridSolution:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from ..checks import shown
+from ..checks import require_several, shown
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -100,6 +100,8 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
             model = model._orig_mod
         else:
             break
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
     return list(model.named_modules())
 
 
@@ -150,19 +152,12 @@ def find_maps(
 
 
 def _excluded(modules, exclude) -> set[int]:
-    if isinstance(exclude, (str, nn.Module)):
-        exclude = (exclude,)
     found = set()
-    for entry in exclude:
+    for entry in require_several("exclude", exclude, (str, nn.Module), "('*.out_proj',)"):
         if isinstance(entry, nn.Module):
             roots = [module for _, module in modules if module is entry]
-        elif isinstance(entry, str):
-            roots = [module for name, module in modules if fnmatchcase(name, entry)]
         else:
-            raise TypeError(
-                f"exclude must hold names, patterns or modules; got {shown(entry)}. Pass e.g. "
-                "exclude=('*.out_proj',)."
-            )
+            roots = [module for name, module in modules if fnmatchcase(name, entry)]
         if not roots:
             known = shown([name for name, module in modules if _maps_of(name, module)])
             raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..affine import InputMeans, find_maps, named_modules
-from ..checks import require_int, shown
+from ..checks import require_int, require_several, shown
 from .family import NORMS, Family
 from .parts import KEY_NAMES, Parts
 
@@ -93,6 +93,8 @@ class BoundaryProbe:
                 "trains the model."
             )
         self.every = require_int("every", every)
+        keys = require_several("keys", keys, (str,), "('*.key',)")
+        packed = require_several("packed", packed, (str,), "('*.qkv',)")
         maps, self.unseen = find_maps(named_modules(model), exclude)
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         maps = [m for m in maps if m.weight in trained and m.bias in trained]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..attention import attention_field, attention_vjp
+from ..checks import shown
 from ..heads import Heads
 from . import Sweep
 
@@ -50,7 +51,7 @@ def require_group(group: object, arguments: dict) -> tuple[int, int]:
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
-            f"group must be an initialised process group; got {group!r} before "
+            f"group must be an initialised process group; got {shown(group)} before "
             "torch.distributed.init_process_group. Call that first, or leave group out."
         )
     rank, processes = dist.get_rank(group), dist.get_world_size(group)

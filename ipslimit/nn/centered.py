@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..checks import require_int, shown
+from ..checks import require_int, resolve_device, shown
 
 
 class CenteredLinear(nn.Module):
@@ -51,6 +51,18 @@ class CenteredLinear(nn.Module):
         super().__init__()
         self.in_features = require_int("in_features", in_features)
         self.out_features = require_int("out_features", out_features)
+        if dtype is not None and not getattr(dtype, "is_floating_point", False):
+            raise TypeError(
+                f"dtype must be a floating-point torch dtype; got {shown(dtype)}. Use torch.float32."
+            )
+        try:
+            device = None if device is None else torch.device(device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"device must be a torch device; got {shown(device)}. Use device='cpu'."
+            ) from None
+        if device is not None and device.type == "cuda":
+            resolve_device(device)  # refused where there is none
         kind = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(out_features, in_features, **kind))
         self.beta = nn.Parameter(torch.empty(out_features, **kind))

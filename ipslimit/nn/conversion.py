@@ -58,6 +58,8 @@ def restore_linears(model: nn.Module) -> nn.Module:
     """
     made: dict[CenteredLinear, nn.Linear] = {}
 
+    named_modules(model)  # refuses what is no module
+
     def replacement(old: nn.Module) -> nn.Module | None:
         if not isinstance(old, CenteredLinear):
             return None
@@ -87,7 +89,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     centre is. `ipslimit.optim.SBOAdamW` leaves it undecayed by itself.
     """
     weight_decay = require_real("weight_decay", weight_decay, 0.0)
-    betas = dict.fromkeys(m.beta for m in model.modules() if isinstance(m, CenteredLinear))
+    modules = [module for _, module in named_modules(model)]
+    betas = dict.fromkeys(m.beta for m in modules if isinstance(m, CenteredLinear))
     others = [p for p in model.parameters() if p not in betas]
     groups = [
         {"params": others, "weight_decay": weight_decay},

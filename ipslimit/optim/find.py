@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..checks import require_real, shown
+from ..checks import require_real, require_several, shown
 from .pairs import Pair, as_pairs
 from .sites import RECOGNISERS
 
@@ -65,13 +65,12 @@ def find_pairs(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for name, value, allowed in (
         ("per", (per,), ("matrix", "head")),
-        ("kinds", kinds, KINDS),
+        ("kinds", kinds := require_several("kinds", kinds, (str,), "('qk', 'vo')"), KINDS),
         ("refused", (refused,), ("raise", "skip")),
     ):
-        if not value or any(v not in allowed for v in value):
+        if not value or any(not isinstance(v, str) or v not in allowed for v in value):
             raise ValueError(
                 f"{name} must be out of {', '.join(allowed)}; got {shown(value)}. Use "
                 f"{name}={allowed[0]!r}."
@@ -175,6 +174,8 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
         For bad arguments, outputs that are not finite, and for a pair that changes an output by
         more than the square root of its rounding, which no exact symmetry does.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
     pairs = as_pairs(pairs)
     scale = require_real("scale", scale, 0.0, include_low=False)
     modes = [(module, module.training) for module in model.modules()]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..affine import AffineMap, find_maps, named_modules
-from ..checks import require_bool, require_real, shown
+from ..checks import require_bool, require_choice, require_real, shown
 
 CENTRES = ("batch", "ema", "fixed")
 
@@ -96,10 +96,7 @@ def check_options(options: dict) -> None:
     require_real("eps", options["eps"], 0.0)
     require_real("weight_decay", options["weight_decay"], 0.0)
     require_real("centre_decay", options["centre_decay"], 0.0, 1.0, include_high=False)
-    if options["centre"] not in CENTRES:
-        raise ValueError(
-            f"centre must be one of {CENTRES}; got {shown(options['centre'])}. Use centre='batch'."
-        )
+    require_choice("centre", options["centre"], CENTRES)
     require_bool("compensate", options["compensate"])
     require_bool("maximize", options["maximize"])
     if options["foreach"] is not None:

@@ -163,7 +163,8 @@ def as_pairs(pairs: Iterable) -> list[Pair]:
     TypeError, ValueError
         Naming the pair and the rule.
     """
-    if isinstance(pairs, (Pair, torch.nn.Module)) or not isinstance(pairs, Iterable):
+    listed = isinstance(pairs, Iterable) and not isinstance(pairs, (Pair, torch.nn.Module))
+    if not listed or getattr(pairs, "ndim", 1) == 0:  # arrays of no dimension cannot be iterated
         raise TypeError(
             "pairs must be a list of ((A, bias or None), (B, bias or None)); got "
             f"{type(pairs).__name__}. Use find_pairs(model), or a list with one pair in it."

@@ -67,7 +67,8 @@ class AdamW(Rule):
         v = beta2 * state["v"] + (1.0 - beta2) * self._second_moment(heads.layout, g)
         scale = self._spread(heads.layout, v / (1.0 - beta2**step)).sqrt_() + self.eps
         direction = (m / (1.0 - beta1**step)) / scale
-        if self.eps == 0.0:
+        # also where eps is below the smallest number of the dtype
+        if torch.tensor(self.eps, dtype=scale.dtype) == 0.0:
             direction = torch.where(scale == 0.0, 0.0, direction)
         return heads.with_packed(self._decayed(heads) - self.lr * direction), {"m": m, "v": v}
 

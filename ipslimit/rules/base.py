@@ -49,8 +49,10 @@ def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str | None, ..
     """The rule `name` of NAMES with its numbers in the dtype of the heads."""
     states = (*states, *[None] * (SLOTS - len(states)))
     dtype = str(heads.dtype).removeprefix("torch.")
+    with np.errstate(over="ignore"):  # a rate beyond float32 is infinite: the run will be flagged
+        numbers = np.array(numbers, dtype)
     ends = np.array([rows.stop for rows in heads.layout.slices.values()], np.int64)
-    return CompiledRule(NAMES.index(name), np.array(numbers, dtype), ends, states)
+    return CompiledRule(NAMES.index(name), numbers, ends, states)
 
 
 class Rule(abc.ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_bool, require_real
+from ..checks import require_bool, require_choice, require_real
 from ..heads import MATRICES, Heads, Layout
 from .adamw import AdamW
 from .base import CompiledRule, State, compiled_rule
@@ -58,11 +58,7 @@ class SBOAdamW(AdamW):
         transport: bool = False,
     ):
         super().__init__(lr, betas, eps, weight_decay)
-        if centre not in CENTRES:
-            raise ValueError(
-                f"centre must be one of {', '.join(CENTRES)}; got {centre!r}. Use centre='batch'."
-            )
-        self.centre = centre
+        self.centre = require_choice("centre", centre, CENTRES)
         self.centre_decay = require_real("centre_decay", centre_decay, 0.0, 1.0, include_high=False)
         self.transport = require_bool("transport", transport)
 
