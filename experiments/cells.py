@@ -13,8 +13,16 @@ from solvers import LimitRun
 
 from .engines import processors
 from .memory import SHARE, available, seeds_that_fit
-from .store import DamagedFile, digest, read_cell, write_cell
+from .store import NUMBER, DamagedFile, digest, read_cell, write_cell
 from .study import Study
+
+_SIZES = {"step": int, "variable": str, "set": str, "L": int, "error": NUMBER}
+# What `measure_cell` returns, for reading it back.
+FORM = {
+    "rows": [_SIZES | {"term": str, "norm": str, "H": NUMBER, "seed": int}],
+    "weak": [_SIZES | {"H": NUMBER, "seeds": int, "standard_error": NUMBER}],
+    "seeds": int, "diverged": int, "linear": (bool, type(None)),
+}  # fmt: skip
 
 
 def measure_cells(
@@ -48,7 +56,7 @@ def measure_cells(
 
 def _finished(path: Path | None) -> dict | None:
     try:
-        return None if path is None else read_cell(path)
+        return None if path is None else read_cell(path, FORM)
     except DamagedFile:
         return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import io
 import operator
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import tyro
 
-from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
 
 from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
@@ -119,16 +121,7 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
-    command = tyro.cli(
-        functools.reduce(
-            operator.or_,
-            (Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items()),
-        ),
-        prog="ipslimit",
-        description="How fast deep, many-headed transformers approach their mean-field limit.",
-        args=arguments,
-        config=(Flat, tyro.conf.OmitSubcommandPrefixes),
-    )
+    command = _parsed(arguments)
     try:
         command.check()
     except (ValueError, TypeError) as error:
@@ -138,12 +131,74 @@ def main(arguments: list[str] | None = None) -> None:
     # all other errors are the program's own, and keep their traceback
     except (StudyError, EngineFailed, CannotWrite) as error:
         _leave(2, error)
+    except NoRoom as error:
+        _leave(2, error)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _leave(
+            2,
+            f"there is not enough memory ({str(error)[-120:]}); finished cells are kept. Choose "
+            "smaller sizes, or fewer workers.",
+        )
     except KeyboardInterrupt:
         _leave(130, "interrupted; finished cells are kept, run the same command again to resume")
 
 
+def _parsed(arguments: list[str] | None):
+    """The command that the arguments ask for."""
+    written = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(written):
+            return tyro.cli(
+                functools.reduce(
+                    operator.or_,
+                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items()),
+                ),
+                prog="ipslimit",
+                description="How fast deep, many-headed transformers approach their mean-field "
+                "limit.",
+                args=arguments,
+                config=(Flat, tyro.conf.OmitSubcommandPrefixes),
+            )
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        _leave(2, _in_one_line(written.getvalue()))
+
+
+def _in_one_line(box: str) -> str:
+    """What is wrong and the options that might have been meant, out of tyro's box of text."""
+    sections: list[list[str]] = [[]]
+    for line in box.splitlines():
+        text = line.strip(" │")
+        if not text.strip("─-"):
+            sections.append([])
+        elif not text.startswith(("╭", "╰")):
+            sections[-1].append(text)
+    sections = [section for section in sections if section]
+    if "╭" not in box:  # without box characters the title is a line of its own
+        sections = sections[1:] or sections
+    if not sections:
+        return "bad arguments. See ipslimit --help."
+    options = [
+        line.split()[0]
+        for section in sections[1:]
+        if section[0].startswith("Perhaps you meant")
+        for line in section
+        if line.startswith("--")
+    ]
+    hint = f" Perhaps you meant {' or '.join(dict.fromkeys(options))}." if options else ""
+    return f"{' '.join(sections[0]).rstrip('.')}.{hint} See ipslimit --help."
+
+
+def _out_of_memory(error: Exception) -> bool:
+    # torch has no type of its own for the CPU's memory
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
 def _leave(status: int, message: object) -> NoReturn:
-    print(f"ipslimit: {message}", file=sys.stderr)
+    print(f"ipslimit: {' '.join(str(message).split())}", file=sys.stderr)
     sys.exit(status)
 
 

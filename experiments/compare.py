@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.particles import MOST_HEADS
 from solvers import LimitRun, solve_limit
 
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
@@ -220,7 +221,7 @@ class Pair:
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         for name in ("depth", "heads", "seeds"):
-            require_int(name, getattr(self, name))
+            require_int(name, getattr(self, name), 1, MOST_HEADS)
         require_int("root_seed", self.root_seed, 0)
         require_real("tol", self.tol, 0.0, include_low=False)
         self.setting.check()

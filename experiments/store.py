@@ -76,26 +76,73 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_cell(path: Path, value: object) -> None:
-    """One finished cell: a line of JSON behind its own checksum."""
+    """One finished cell: a line of JSON behind a checksum."""
     write_blob(path, json.dumps(value, separators=(",", ":")).encode(), end=b"\n")
 
 
 def write_blob(path: Path, content: bytes, end: bytes = b"") -> None:
-    """Any content behind its own checksum."""
+    """Any content behind a checksum of it and of the file's name."""
     with replacing(path, "wb") as file:
-        file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content + end)
+        file.write(_checksum(path, content).encode() + b"\n" + content + end)
 
 
-def read_cell(path: Path) -> object | None:
+def _checksum(path: Path, content: bytes) -> str:
+    # with the name, which tells the configuration: a file under another name is another result
+    return hashlib.sha256(path.name.encode() + b"\n" + content).hexdigest()
+
+
+def read_cell(path: Path, form: object = None) -> object | None:
     """The cell's content; None if there is no such file.
+
+    Parameters
+    ----------
+    form : what `require_form` takes, optional
 
     Raises
     ------
     DamagedFile
-        If the checksum does not fit the content.
+        If the checksum does not fit, or what it fits is no JSON or not of that form.
     """
     content = read_blob(path, end=b"\n")
-    return None if content is None else json.loads(content)
+    if content is None:
+        return None
+    try:
+        value = json.loads(content)
+        require_form(value, form)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path.name} does not hold a result ({error})") from None
+    return value
+
+
+NUMBER = (int, float)
+
+
+def require_form(value: object, form: object, where: str = "it") -> None:
+    """Refuse JSON of another form.
+
+    Parameters
+    ----------
+    form : None for anything; a type or a tuple of types; [form] for a list of such; or a dict
+        name -> form, for a dict that has these names and maybe others
+
+    Raises
+    ------
+    ValueError
+        Naming the place.
+    """
+    if form is None:
+        return
+    kinds = form if isinstance(form, (type, tuple)) else type(form)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds in (int, NUMBER)):
+        raise ValueError(f"{where} is of {type(value).__name__}")
+    if isinstance(form, list):
+        for i, item in enumerate(value):
+            require_form(item, form[0], f"{where}[{i}]")
+    elif isinstance(form, dict):
+        for name, part in form.items():
+            if name not in value:
+                raise ValueError(f"{where} has no {name!r}")
+            require_form(value[name], part, f"{where}[{name!r}]")
 
 
 def read_blob(path: Path, end: bytes = b"") -> bytes | None:
@@ -107,6 +154,8 @@ def read_blob(path: Path, end: bytes = b"") -> bytes | None:
         If the checksum does not fit the content.
     """
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would never end
+            raise DamagedFile(f"{path.name} is no file")
         content = path.read_bytes()
     except FileNotFoundError:
         return None
@@ -114,7 +163,7 @@ def read_blob(path: Path, end: bytes = b"") -> bytes | None:
         raise DamagedFile(f"{path.name} cannot be read ({error.strerror or error})") from None
     checksum, _, content = content.partition(b"\n")
     content = content.removesuffix(end)
-    if checksum.decode("ascii", "replace") != hashlib.sha256(content).hexdigest():
+    if checksum.decode("ascii", "replace") != _checksum(path, content):
         raise DamagedFile(f"{path.name} is truncated or altered (its checksum does not fit)")
     return content
 
@@ -136,10 +185,10 @@ class Cells:
         """Where the cell of this name and configuration lies."""
         return self.folder / f"{name}-{digest(FORMAT, name, *key)}.json"
 
-    def read(self, path: Path) -> object | None:
-        """The content, or None if it must be computed."""
+    def read(self, path: Path, form: object = None) -> object | None:
+        """The content, or None if it must be computed; see `read_cell`."""
         try:
-            return read_cell(path)
+            return read_cell(path, form)
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None

@@ -22,8 +22,9 @@ from ipslimit import (
     TruncatedNormal,
     XavierUniform,
 )
-from ipslimit.checks import require_bool, require_int, require_real
+from ipslimit.checks import require_bool, require_int, require_real, require_room
 from ipslimit.laws import Law
+from ipslimit.particles import MOST_HEADS
 
 RULES = ("adamw", "block-adamw", "sgd", "sbo")
 LAWS = ("atoms", "xavier", "truncated-normal")
@@ -116,11 +117,8 @@ class Setting:
                     f"record must name steps of 0..{self.steps}; got {list(self.record)}. Raise "
                     "steps, or record earlier ones."
                 )
-        if self.law != "atoms" and self.nodes % 2:
-            raise ValueError(
-                f"nodes must be even, for the antithetic pairs; got {self.nodes}. "
-                f"Use nodes={self.nodes + 1}."
-            )
+        for name in ("beta1", "beta2"):
+            require_real(name, getattr(self, name), 0.0, 1.0, include_high=False)
         require_real("damping", self.damping, 0.0, 1.0, include_low=False)
         if self.biases is not None:
             require_bool("biases", self.biases)
@@ -130,7 +128,10 @@ class Setting:
                 "biases out, or use rule=adamw."
             )
         self.make_rule()
-        self.make_law()
+        contexts = (self.contexts + self.probes) * self.tokens * self.d
+        require_room("contexts, probes, tokens and d", contexts, torch.float64)
+        require_room("atoms, d and m", 4 * self.atoms * self.d * self.m, torch.float64)
+        self.make_law().check_nodes(self.nodes, 0, ("nodes", "seed"))
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -205,7 +206,7 @@ class Sizes:
         for name in ("depths", "heads"):
             values = getattr(self, name)
             for value in values:
-                require_int(name, value)
+                require_int(name, value, 1, MOST_HEADS)
             if not values or len(set(values)) != len(values):
                 raise ValueError(
                     f"{name} must be distinct sizes, at least one; got {list(values)}. "

@@ -20,10 +20,10 @@ from ipslimit.errors import quadrature_table
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
 from solvers import LimitRun, solve_limit
 
-from .cells import cell_cost, measure_cells
+from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
 from .memory import SHARE, available, seeds_that_fit
-from .store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
+from .store import NUMBER, Cells, prepare_folder, replacing, write_cell, write_csv, write_json
 from .study import Study, StudyError
 
 # Of a sampled law's nodes: the one that errors are measured from, and three others.
@@ -33,6 +33,11 @@ SECONDS_A_UNIT = 1e-8
 _log = logging.getLogger("ipslimit")
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
+# The limit's summary, as it is kept.
+LIMIT_FORM = {
+    "error": NUMBER, "errors": [list], "status": str, "message": str, "elements": int,
+    "quadrature_error": NUMBER, "loss": [NUMBER],
+}  # fmt: skip
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
 AT_INITIALISATION = {("bias", "L"): -1.0, ("fluctuation", "L"): -0.5, ("fluctuation", "H"): -0.5}
@@ -156,9 +161,10 @@ class Sweep:
 
     def plan(self) -> Plan:
         """Read what there is."""
-        done = {c: found for c in self._cells() if (found := self.cells.read(self._path(*c)))}
+        read = self.cells.read
+        done = {c: found for c in self._cells() if (found := read(self._path(*c), FORM))}
         missing = [cell for cell in self._cells() if cell not in done]
-        return Plan(done, missing, None if missing else self.cells.read(self._limit_path))
+        return Plan(done, missing, None if missing else read(self._limit_path, LIMIT_FORM))
 
     def finish(self, plan: Plan, bar: tqdm) -> SweepResult:
         """Compute what the plan lacks; the bar moves by `cost` a cell."""

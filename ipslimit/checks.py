@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from numbers import Integral, Real
 
@@ -45,8 +46,7 @@ def require_choice(name: str, value: object, allowed: Sequence[str]) -> str:
     # arrays and tensors compare entry by entry
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
-            f"{name} must be one of {', '.join(allowed)}; got {shown(value)}. "
-            f"Use {name}={allowed[0]!r}."
+            f"{name} must be one of {', '.join(allowed)}; got {shown(value)}. Use {allowed[0]!r}."
         )
     return value
 
@@ -150,6 +150,28 @@ def require_same(kind: str, named: Sequence[tuple[str, torch.Tensor]]) -> None:
                 f"{name} must have the {kind} of {first} ({getattr(reference, kind)}); got "
                 f"{getattr(tensor, kind)}. Convert it with {name}.to({first}.{kind})."
             )
+
+
+class NoRoom(ValueError):
+    """Sizes that no memory of this machine could hold."""
+
+
+def require_room(names: str, numbers: int, dtype: torch.dtype) -> None:
+    """Refuse sizes that need more than all the memory of this machine, before asking for it.
+
+    names : str, the arguments that make it so large
+    numbers : int, a lower bound of how many are needed at a time
+    """
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not told here
+        return
+    size = numbers * dtype.itemsize
+    if size > total:
+        raise NoRoom(
+            f"{names} must fit into the memory of this machine, {total / 2**30:.3g} GiB; got sizes "
+            f"that need {size / 2**30:.3g}. Choose smaller ones."
+        )
 
 
 def resolve_device(device: object) -> torch.device:

@@ -15,7 +15,7 @@ import torch
 from scipy.special import erf, erfinv
 from scipy.stats import qmc
 
-from .checks import require_bool, require_finite, require_int, require_real
+from .checks import require_bool, require_finite, require_int, require_real, require_room
 from .heads import BIASES, Heads, Layout
 
 # Sobol sequences are tabulated up to this dimension (one dimension per parameter of a head).
@@ -38,6 +38,11 @@ class Law(abc.ABC):
     @abc.abstractmethod
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
         """The whole law as weighted atoms: itself for `Atoms`, else n quadrature nodes."""
+
+    def check_nodes(self, n: object, seed: object, names: tuple[str, str] = ("n", "seed")) -> None:
+        """Refuse bad arguments of `nodes`, under the names the caller has for them."""
+        require_int(names[0], n)
+        require_int(names[1], seed, 0)
 
     @abc.abstractmethod
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
@@ -160,6 +165,19 @@ class _SampledLaw(Law):
         weights = torch.full((depth, count), 1.0 / count, dtype=dtype)
         return Draw(self._with_biases(torch.from_numpy(entries).to(dtype)), weights)
 
+    def check_nodes(self, n: object, seed: object, names: tuple[str, str] = ("n", "seed")) -> None:
+        if require_int(names[0], n, 2) % 2:
+            raise ValueError(
+                f"{names[0]} must be even, for the antithetic pairs; got {n}. Use {n + 1}."
+            )
+        require_int(names[1], seed, 0)
+        if self._random > SOBOL_DIMENSIONS:
+            raise ValueError(
+                f"d*m must be at most {SOBOL_DIMENSIONS // 4} for Sobol nodes (one dimension per "
+                f"parameter); got d={self.d}, m={self.m}. Use Atoms for larger heads."
+            )
+        require_room(names[0], n * self.layout.size, torch.float64)
+
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
         """n scrambled-Sobol nodes of equal weight in antithetic pairs O -> -O.
 
@@ -175,16 +193,8 @@ class _SampledLaw(Law):
         The pairs keep the law and make the mean field at initialisation exactly zero; training
         breaks that symmetry.
         """
-        if require_int("n", n, 2) % 2:
-            raise ValueError(f"n must be even, for the antithetic pairs; got {n}. Use {n + 1}.")
-        require_int("seed", seed, 0)
-        size = self._random
-        if size > SOBOL_DIMENSIONS:
-            raise ValueError(
-                f"d*m must be at most {SOBOL_DIMENSIONS // 4} for Sobol nodes (one dimension per "
-                f"parameter); got d={self.d}, m={self.m}. Use Atoms for larger heads."
-            )
-        sobol = qmc.Sobol(size, scramble=True, rng=np.random.default_rng(seed))
+        self.check_nodes(n, seed)
+        sobol = qmc.Sobol(self._random, scramble=True, rng=np.random.default_rng(seed))
         # next power of two, then cut: the sequence's own balance where n allows it
         points = sobol.random_base2(max(0, math.ceil(math.log2(n // 2))))[: n // 2]
         # a scrambled point can round to 0, where a quantile may be infinite

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from .checks import require_int, require_real, resolve_device, shown
+from .checks import require_int, require_real, require_room, resolve_device, shown
 from .heads import Heads
-from .laws import Atoms, Law
+from .laws import Atoms
 from .layers import Sweep, Training, make_sweep
 from .layers.sharded import require_group, shard
 from .problem import Problem
@@ -26,6 +26,8 @@ from .rules import Rule
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
+# Of one call; more can be named by their indices in another.
+MOST_SEEDS = 2**24
 # What a run holds one of for every seed, whatever the law.
 PER_SEED = (
     "loss", "diverged", "diverged_at", "x", "p", "probe_x", "probe_p", "probe_loss", "heads",
@@ -157,8 +159,9 @@ def train_particles(
     root_seed = require_int("root_seed", root_seed, 0)
     record = recorded_steps(record, steps)
     residual_exponent = require_real("residual_exponent", residual_exponent, 0.0, 10.0)
-    require_nodes(problem.law, nodes, nodes_seed)
+    problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
     device = resolve_device(device)
+    _require_room(problem, depth, heads, len(seeds), steps, device)
     share = None
     if group is not None:
         share = require_group(group, {
@@ -185,6 +188,20 @@ def train_particles(
     del start  # or there would be a second copy of all heads
     _train(own, problem, rule, steps, record, run, residual_exponent, group)
     return run if heads is not None else _repeated(run, seeds)
+
+
+def _require_room(
+    problem: Problem, depth: int, heads: int | None, seeds: int, steps: int, device: torch.device
+) -> None:
+    """Refuse sizes whose heads, or whose hidden states and losses, no memory could hold."""
+    law = problem.law
+    if isinstance(law, Atoms):
+        heads = min(heads or law.heads.count, law.heads.count)
+    names = "depth, heads and seeds"
+    require_room(names, depth * seeds * (heads or 1) * law.layout.size, problem.dtype)
+    if device.type == "cpu":
+        tokens = (depth + 1) * problem.contexts.numel()
+        require_room("depth, steps and seeds", seeds * (tokens + steps), problem.dtype)
 
 
 def _drawn(
@@ -352,15 +369,6 @@ def require_problem(problem: object, rule: object) -> None:
         )
 
 
-def require_nodes(law: Law, nodes: object, nodes_seed: object) -> None:
-    """Refuse bad arguments of `law.nodes` under the names they have here."""
-    if require_int("nodes", nodes, 2) % 2 and not isinstance(law, Atoms):
-        raise ValueError(
-            f"nodes must be even, for the antithetic pairs; got {nodes}. Use {nodes + 1}."
-        )
-    require_int("nodes_seed", nodes_seed, 0)
-
-
 def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:
     """Sorted distinct steps to record; the last one by default."""
     if record is None:
@@ -387,7 +395,7 @@ def _seed_indices(seeds: int | Iterable[int]) -> tuple[int, ...]:
                 "Repeated seeds would count the same draws twice."
             )
         return indices
-    return tuple(range(require_int("seeds", seeds)))
+    return tuple(range(require_int("seeds", seeds, 1, MOST_SEEDS)))
 
 
 def _is_sequence(value: object) -> bool:

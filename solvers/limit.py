@@ -9,8 +9,15 @@ from collections.abc import Iterable
 import torch
 
 from ipslimit import Atoms, Heads, Problem, Rule
-from ipslimit.checks import require_choice, require_int, require_real, resolve_device, shown
-from ipslimit.particles import recorded_steps, require_nodes, require_problem
+from ipslimit.checks import (
+    require_choice,
+    require_int,
+    require_real,
+    require_room,
+    resolve_device,
+    shown,
+)
+from ipslimit.particles import recorded_steps, require_problem
 
 from .grid import DepthGrid, Trajectory, lagrange
 from .march import March
@@ -229,7 +236,9 @@ def solve_limit(
         )
     require_int("scramblings", scramblings)
     require_choice("method", method, ("auto", *SCHEMES))
-    require_nodes(problem.law, nodes, nodes_seed)
+    problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
+    require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
+    require_room("steps", steps, problem.dtype)
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, scramble: int = nodes_seed) -> GridSolution:

@@ -224,7 +224,7 @@ def run_cli(capsys, *arguments):
         (["--steps", "-1"], "steps must be at least 0"),
         (["--record", "9"], "record must name steps"),
         (["--lr", "nan"], "lr must be a finite number"),
-        (["--beta1", "1"], "betas[0] must be"),
+        (["--beta1", "1"], "beta1 must be"),
         (["--tol", "0"], "tol must be"),
         (["--dtype", "float16"], "dtype must be one of float64"),
         (["--device", "abacus"], "device must be"),

@@ -10,13 +10,23 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..engines.local import processors, run_all
-from ..store import DamagedFile, digest, prepare_folder, read_cell, write_cell
+from ..store import NUMBER, DamagedFile, digest, prepare_folder, read_cell, write_cell
 from ..text.corpus import load_corpus
 from .particle_run import particle_study
 from .setting import BackboneSetting
 from .text_run import text_cell
 
 PARTICLE_COST = 900  # in steps on text
+
+# What cells return, for reading it back.
+FORMS = {
+    "text": {
+        "geometry": (dict, type(None)), "loss": [NUMBER], "fresh_loss": [NUMBER],
+        "diverged_at": (int, type(None)), "fresh_diverged": bool, "sizes": dict, "corpus": dict,
+        "test": NUMBER, "validation": NUMBER,
+    },
+    "particles": {"limit": (dict, type(None)), "message": str, "sizes": [dict]},
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +73,9 @@ class BackboneExperiment:
         """The result of every cell; `workers` 0 is one for each processor."""
         tasks = self.tasks()
         paths = {task: self._path(task, *work) for task, work in tasks.items()}
-        done = {task: found for task in tasks if (found := self._read(paths[task])) is not None}
+        done = {
+            task: found for task in tasks if (found := self._read(task, paths[task])) is not None
+        }
         missing = {task: work for task, work in tasks.items() if task not in done}
         if any(task.kind == "text" for task in missing):
             load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
@@ -91,9 +103,9 @@ class BackboneExperiment:
         key = digest("backbone", task.kind, task.seed, *settings)
         return self.cells / f"{task.name}-{key}.json"
 
-    def _read(self, path: Path) -> dict | None:
+    def _read(self, task: Task, path: Path) -> dict | None:
         try:
-            return read_cell(path)
+            return read_cell(path, FORMS[task.kind])
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None

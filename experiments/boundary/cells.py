@@ -8,6 +8,7 @@ import numpy as np
 
 from ipslimit import BoundaryProbe
 
+from ..store import NUMBER
 from ..text.classifier import TextClassifier
 from ..text.corpus import Corpus, load_corpus
 from ..text.training import evaluate
@@ -15,6 +16,14 @@ from .methods import METHODS
 from .setting import BoundarySetting
 
 CURVES = ("R1", "R2", "R3", "energy", "bias", "effective_bias", "drift")
+
+
+# What `run_cell` returns, for reading it back.
+FORM = {
+    "summary": {name: NUMBER for name in CURVES}, "median": dict, "key": dict,
+    "curves": {name: [NUMBER] for name in CURVES}, "loss": [NUMBER],
+    "evaluations": [dict], "diverged_at": (int, type(None)), "corpus": dict,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from ..engines.local import processors, run_all
 from ..store import DamagedFile, digest, prepare_folder, read_cell, write_cell
 from ..text.corpus import load_corpus
-from .cells import Cell, cells_of, run_cell
+from .cells import FORM, Cell, cells_of, run_cell
 from .setting import BoundarySetting
 
 
@@ -54,7 +54,7 @@ class BoundaryExperiment:
 
     def _read(self, cell: Cell) -> dict | None:
         try:
-            return read_cell(self._path(cell))
+            return read_cell(self._path(cell), FORM)
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None

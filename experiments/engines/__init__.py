@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ipslimit.checks import require_int
 
-from .local import EngineFailed, InProcess, Processes, processors
+from .local import EngineFailed, EngineRefused, InProcess, Processes, processors
 
 __all__ = [
     "Engine",
@@ -80,7 +80,7 @@ def choose_engine(
         require_int("workers", workers)
     if scheduler is not None:
         if workers is not None:
-            raise ValueError(
+            raise EngineRefused(
                 f"workers must be left out with a scheduler, which has its own; got {workers}. "
                 "Start workers with dask worker."
             )

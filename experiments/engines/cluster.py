@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 import torch
 
-from .local import EngineFailed
+from .local import EngineFailed, EngineRefused
 
 
 class Cluster:
@@ -31,15 +31,17 @@ class Cluster:
         try:
             import distributed
         except ImportError:
-            raise ValueError(
+            raise EngineRefused(
                 f"scheduler must be left out where dask is not installed; got {address!r}. "
                 "Install ipslimit[cluster]."
             ) from None
         try:
+            # refused before a client exists, which would report what it cannot close
+            distributed.comm.get_address_host_port(address, strict=True)
             self.client = distributed.Client(address, timeout=timeout, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(
+            raise EngineRefused(
                 f"scheduler must be the address of a running Dask scheduler; got {address!r} "
                 f"({text[0]}). Start one with dask scheduler."
             ) from None

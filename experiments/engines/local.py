@@ -21,6 +21,10 @@ class EngineFailed(RuntimeError):
     """Workers or a scheduler went away; the message says what to do."""
 
 
+class EngineRefused(EngineFailed, ValueError):
+    """An engine that cannot be had with these arguments."""
+
+
 class InProcess:
     """One task after the other in this process, with all of its threads."""
 

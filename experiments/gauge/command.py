@@ -17,7 +17,7 @@ from ..store import Cells, prepare_folder, replacing, write_cell, write_csv, wri
 from ..study import Flat
 from ..sweep import finite
 from .result import COLUMNS, GaugeResult
-from .study import TREATMENTS, GaugeStudy, measure, train
+from .study import FORM, TREATMENTS, GaugeStudy, measure, train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class GaugeCommand:
 
         def all_of(function, shared: tuple, runs: list) -> dict:
             paths = {run: self._path(cells, run) for run in runs}
-            done = {run: found for run, path in paths.items() if (found := cells.read(path))}
+            done = {run: found for run, path in paths.items() if (found := cells.read(path, FORM))}
             bar.update(len(done))
             missing = {run: run for run in runs if run not in done}
             for run, found in engine.run(function, shared, missing) if missing else ():

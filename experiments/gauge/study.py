@@ -11,12 +11,16 @@ import torch
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
 from ipslimit.checks import require_int, require_real
+from ipslimit.particles import MOST_HEADS
 from ipslimit.symmetry import PAIRS, rescale_pairs
 from solvers import solve_limit
 
 from ..study import Flat, Setting
 
 TREATMENTS = ("none", "soft", "hard")
+# Either model in a cell, whose non-finite numbers are text.
+_MODEL = {"status": str, "notes": [str], "loss": list, "error": None, "x": dict, "p": dict}
+FORM = {"limit": _MODEL, "particles": _MODEL}
 # Depths at which trajectories are compared, ends included.
 DEPTHS = 17
 
@@ -69,7 +73,7 @@ class GaugeStudy:
                 f"factors must be distinct, at least one; got {list(self.factors)}. Name each once."
             )
         for name in ("gauges", "every", "heads", "depth"):
-            require_int(name, getattr(self, name))
+            require_int(name, getattr(self, name), 1, MOST_HEADS)
         if self.depth % (DEPTHS - 1):
             raise ValueError(
                 f"depth must be a multiple of {DEPTHS - 1}, to be compared at {DEPTHS} depths; got "

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ..engines.local import run_all
 from ..store import (
+    NUMBER,
     DamagedFile,
     digest,
     prepare_folder,
@@ -30,6 +31,17 @@ from .training import Trainer, held_out_loss
 Cell = tuple[str, int, str]  # variant, seed, arm
 
 
+_FORM = {
+    "losses": [NUMBER], "held_out": (*NUMBER, type(None)), "restart_change": NUMBER,
+    "diverged": bool, "seconds": {"step": NUMBER},
+}  # fmt: skip
+
+
+def _form(cell: Cell) -> dict:
+    """What `run_cell` returns, for reading it back."""
+    return _FORM | {"checkpoint": (*NUMBER, type(None))} if cell[2] == BASE.name else _FORM
+
+
 class Cells:
     """All (variant, seed, arm) of a study; finished ones are read from `folder`.
 
@@ -44,9 +56,9 @@ class Cells:
         self.text = read_text(study.data, cache)
         self.tokens_key = token_key(self.text, study.vocabulary)
         self.keys = study_keys(study, self.tokens_key)
-        self.tokens = tokenize(self.text, study.vocabulary, self.folder)
-        _refuse_short(self.tokens, study.context)
         self.damaged: list[str] = []
+        self.tokens = tokenize(self.text, study.vocabulary, self.folder, self.damaged)
+        _refuse_short(self.tokens, study.context)
 
     def all(self) -> list[Cell]:
         names = [BASE.name, *(arm.name for arm in ARMS)]
@@ -87,7 +99,7 @@ class Cells:
         """A base whose checkpoint is lost is run again, if something still has to start from it."""
         for variant, seed in dict.fromkeys((v, s) for v, s, name in missing):
             base = (variant, seed, BASE.name)
-            if base in done and self._read_checkpoint(base) is None:
+            if base in done and not self._has_checkpoint(base):
                 del done[base]
                 missing.insert(0, base)
 
@@ -99,17 +111,27 @@ class Cells:
 
     def _read(self, cell: Cell) -> dict | None:
         try:
-            return read_cell(cell_path(self.folder, self.keys, cell))
+            return read_cell(cell_path(self.folder, self.keys, cell), _form(cell))
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None
 
-    def _read_checkpoint(self, cell: Cell) -> bytes | None:
+    def _has_checkpoint(self, cell: Cell) -> bool:
+        """Whether arms can start from the checkpoint of this base."""
+        path = checkpoint_path(self.folder, self.keys, cell)
+        variant, seed, _ = cell
         try:
-            return read_blob(checkpoint_path(self.folder, self.keys, cell))
-        except DamagedFile as damage:
-            self.damaged.append(f"{damage}: computed again")
-            return None
+            checkpoint = read_blob(path)
+            if checkpoint is None:
+                return False
+            study = self.study
+            train = windows(self.tokens.train, study.context)
+            Trainer(study.shape(variant), study.recipe, train, seed).restore(checkpoint)
+        except ValueError as damage:  # also of a checkpoint of another model
+            text = str(damage) if isinstance(damage, DamagedFile) else f"{path.name}: {damage}"
+            self.damaged.append(f"{text}: computed again")
+            return False
+        return True
 
 
 class Keys(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import io
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +78,10 @@ def token_key(text: Text, vocabulary: int) -> str:
     return digest("tokens", _sha(text.train), _sha(text.held_out), vocabulary)
 
 
-def tokenize(text: Text, vocabulary: int, folder: Path) -> Tokens:
+def tokenize(text: Text, vocabulary: int, folder: Path, damaged: list[str] | None = None) -> Tokens:
     """Byte-level BPE, trained on the training part; kept in `folder` for the next time.
+
+    A file there that cannot be trusted is written anew, and told in `damaged`.
 
     Raises
     ------
@@ -87,10 +89,13 @@ def tokenize(text: Text, vocabulary: int, folder: Path) -> Tokens:
         Without the library tokenizers.
     """
     key = token_key(text, vocabulary)
-    with contextlib.suppress(DamagedFile):
+    try:
         kept = load_tokens(folder, key)
         if kept is not None:
             return kept
+    except DamagedFile as damage:
+        if damaged is not None:
+            damaged.append(f"{damage}: computed again")
     tokenizer = _train_tokenizer(text.train, vocabulary)
     arrays = {
         "train": _encode(tokenizer, text.train),
@@ -111,12 +116,21 @@ def load_tokens(folder: Path, key: str) -> Tokens | None:
     DamagedFile
         If the file cannot be trusted.
     """
-    kept = read_blob(_tokens_path(folder, key))
+    path = _tokens_path(folder, key)
+    kept = read_blob(path)
     if kept is None:
         return None
-    with np.load(io.BytesIO(kept), allow_pickle=False) as arrays:
-        tokenizer = arrays["tokenizer"].tobytes().decode()
-        return Tokens(arrays["train"], arrays["held_out"], tokenizer)
+    try:
+        with np.load(io.BytesIO(kept), allow_pickle=False) as arrays:
+            tokenizer = arrays["tokenizer"].tobytes().decode()
+            tokens = Tokens(arrays["train"], arrays["held_out"], tokenizer)
+    # what numpy and zipfile raise on files of other content
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DamagedFile(f"{path.name} does not hold tokens ({error})") from None
+    parts = (tokens.train, tokens.held_out)
+    if any(part.ndim != 1 or part.dtype != np.int32 or (part < 0).any() for part in parts):
+        raise DamagedFile(f"{path.name} does not hold tokens (not numbers of words)")
+    return tokens
 
 
 def _tokens_path(folder: Path, key: str) -> Path:

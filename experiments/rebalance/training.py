@@ -11,6 +11,9 @@ import torch
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from ipslimit.checks import require_int
+
+from ..store import DamagedFile
 from .model import Decoder, Shape, make_decoder
 
 
@@ -32,6 +35,10 @@ class Recipe:
     """eps of AdamW."""
     weight_decay: float = 0.1
     """Decoupled decay of matrices; biases and norms are not decayed."""
+
+
+class OtherModel(ValueError):
+    """A checkpoint of other settings."""
 
 
 class Trainer:
@@ -109,19 +116,29 @@ class Trainer:
         Raises
         ------
         ValueError
-            If it is another model's.
+            If it is another model's, or none at all (`DamagedFile`). Nothing in it is executed.
         """
-        state = torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(io.BytesIO(checkpoint), map_location="cpu", weights_only=True)
+            self._take(state)
+        # torch and its unpickler raise nearly anything on bytes that are no checkpoint
+        except (Exception, RecursionError) as error:
+            if isinstance(error, OtherModel):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise DamagedFile(f"a checkpoint cannot be read ({reason})") from None
+
+    def _take(self, state: dict) -> None:
         own = {"seed": self.seed, "shape": dataclasses.asdict(self.model.shape)}
         for name, value in own.items():
             if state[name] != value:
-                raise ValueError(
+                raise OtherModel(
                     f"checkpoint must be of {name} {value}; got one of {state[name]}. Restore it "
                     "into a trainer with its own settings."
                 )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step = state["step"]
+        self.step = require_int("step", state["step"], 0)
 
 
 def make_adamw(model: torch.nn.Module, recipe: Recipe) -> AdamW:

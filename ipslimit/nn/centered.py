@@ -53,7 +53,8 @@ class CenteredLinear(nn.Module):
         self.out_features = require_int("out_features", out_features)
         if dtype is not None and not getattr(dtype, "is_floating_point", False):
             raise TypeError(
-                f"dtype must be a floating-point torch dtype; got {shown(dtype)}. Leave it out."
+                f"dtype must be a floating-point torch dtype; got {shown(dtype)}. Use "
+                "torch.float32."
             )
         try:
             device = None if device is None else torch.device(device)
