@@ -19,11 +19,12 @@ report: .venv/installed
 		$(BIN)/ipslimit study $$study --quick --out results/report/$$study; done
 	$(BIN)/ipslimit report $(STUDIES:%=results/report/%) --out results/report/report.html
 
+# one process a core, one thread each
 test: .venv/installed
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 test-all: .venv/installed
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "slow or not slow"
 
 stress: .venv/installed
 	$(BIN)/python -m pytest -q -m "slow or not slow" \
