@@ -496,7 +496,7 @@ def test_float32_gives_float32_and_an_honest_status():
     ({"record": [3]}, ValueError, r"^record must .* Raise steps"),
     ({"elements": 1}, ValueError, r"^elements must be at least 2.* Use"),
     ({"max_elements": 31}, ValueError, r"^max_elements must be at least 4 .* = 32.* Raise"),
-    ({"method": "euler"}, ValueError, r"^method must .*'euler'.* Use method='auto'"),
+    ({"method": "euler"}, ValueError, r"^method must .*'euler'.* Use 'auto'"),
     ({"device": "abacus"}, ValueError, r"^device must .* Use"),
     ({"scramblings": 0}, ValueError, r"^scramblings must .* Use"),
     ({"rule": SGD}, TypeError, r"^rule must be an optimizer rule.* called first"),
