@@ -257,25 +257,30 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
         rows = min(at.panel, tokens - first)
         columns = softmax_rows(s, at, tokens, first, rows, causal, m)
         attend(s, at, tokens, first, rows, columns, m)
-        z, dz = at.z + first * m * WIDTH, at.dz + first * m * WIDTH
+        dz = at.dz + first * m * WIDTH
         for i in range(rows):
             share = load(s, at.row + i * WIDTH)
-            inside = constant(s, 0.0)  # <dz, z>
             for c in range(m):
-                cell = (i * m + c) * WIDTH
-                value = load(s, dz + cell)
-                inside = fma(value, load(s, z + cell), inside)
-                store(s, dz + cell, value * share)
-            dweight = dweight + inside
-            store(s, at.row + i * WIDTH, constant(s, 0.0) - inside * share)
+                cell = dz + (i * m + c) * WIDTH
+                store(s, cell, load(s, cell) * share)
         row_product(
-            s, (rows, columns, m), (at.dlogits, tokens * WIDTH), (at.row, WIDTH, ZERO),
+            s, (rows, columns, m), (at.dlogits, tokens * WIDTH), (at.zero, ZERO, ZERO),
             (dz, m * WIDTH, WIDTH), (v, WIDTH, wide),
         )  # fmt: skip
         for i in range(rows):
+            # The mean of these very numbers under the attention, not <dz, z>, which differs by
+            # rounding: where all attention is on one token, their difference is exactly zero, and
+            # keys and queries of any size multiply it.
+            mean = constant(s, 0.0)
             for j in range(columns):
                 cell = (i * tokens + j) * WIDTH
-                store(s, at.dlogits + cell, load(s, at.dlogits + cell) * load(s, at.e + cell))
+                mean = fma(load(s, at.dlogits + cell), load(s, at.e + cell), mean)
+            dweight = dweight + mean
+            mean = mean * load(s, at.row + i * WIDTH)
+            for j in range(columns):
+                cell = (i * tokens + j) * WIDTH
+                centred = load(s, at.dlogits + cell) - mean
+                store(s, at.dlogits + cell, centred * load(s, at.e + cell))
         product(
             s, (rows, m, columns), (dq + first * wide, wide), (at.zero, ZERO, ZERO),
             (at.dlogits, tokens * WIDTH, WIDTH), (k, wide, WIDTH),

@@ -197,11 +197,13 @@ class _Block:
             if not known:
                 torch.bmm(attention, self.v[group], out=self.z[group])
             torch.bmm(attention.mT, dz[group], out=dv[group])
-            # The cotangent of the logits takes their place: attention * (dz v^T - its own mean),
-            # and that mean under the attention is dz z.
-            mean = (dz[group] * self.z[group]).sum(-1, keepdim=True)
-            torch.baddbmm(mean, dz[group], self.v[group].mT, beta=-1, out=logits)
-            logits.mul_(attention)
+            # The cotangent of the logits takes their place: attention * (dz v^T - its own mean).
+            # The mean is that of these very numbers, not <dz, z>, which differs by rounding: where
+            # all attention is on one token, the difference is exactly zero, and keys and queries of
+            # any size multiply it.
+            torch.bmm(dz[group], self.v[group].mT, out=logits)
+            mean = logits.mul_(attention).sum(-1, keepdim=True)
+            logits.addcmul_(attention, mean, value=-1.0)
             torch.bmm(logits, self.k[group], out=dq[group])
             torch.bmm(logits.mT, self.q[group], out=dk[group])
         return dqkv.view(3, r, h, b * n, m).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
