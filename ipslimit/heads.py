@@ -177,7 +177,9 @@ class Heads:
         return self.map(lambda tensor: tensor[index])
 
     def __iter__(self) -> Iterator[Heads]:
-        return (self[i] for i in range(self.lead[0] if self.lead else 1))
+        if not self.lead:
+            raise TypeError("these heads have no leading dimension to iterate; H is no such one")
+        return (self[i] for i in range(self.lead[0]))
 
     def parts(self) -> dict[str, torch.Tensor]:
         """All matrices and biases present, by name, as views."""

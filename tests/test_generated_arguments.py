@@ -1,5 +1,6 @@
 """Anything at all in place of one argument: it works, or a one-line error names the argument."""
 
+import copy
 import decimal
 import fractions
 import math
@@ -99,8 +100,8 @@ CALLS = {
                 "maximize": False, "foreach": None, "exclude": ()},
     ),
     "SAGGS": (
-        lambda **given: ipslimit.optim.SAGGS(**{"optimizer": adamw()} | given),
-        {"optimizer": None, "pairs": PAIRS, "every": 1, "damping": 1.0, "at_start": True,
+        ipslimit.optim.SAGGS,
+        {"optimizer": adamw(), "pairs": PAIRS, "every": 1, "damping": 1.0, "at_start": True,
          "state_exponents": None},
     ),
     "find_pairs": (
@@ -168,9 +169,8 @@ anything = st.one_of(nested, arrays, tensors, objects)
 
 def check(call, name, value):
     function, arguments = CALLS[call]
-    arguments = arguments | {name: value}
-    if call == "SAGGS" and name != "optimizer":
-        del arguments["optimizer"]
+    # models are hooked and converted in place: every case has its own, with its optimizer
+    arguments = copy.deepcopy(arguments | {name: value})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's word for NaN and overflow
@@ -181,6 +181,12 @@ def check(call, name, value):
         assert raised.is_relative_to(ROOT / "ipslimit") or raised.is_relative_to(ROOT / "solvers")
         assert name in message, message
         assert message.count("\n") == 0 or call == "find_pairs", message
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_calls_work_as_they_are(call):
+    function, arguments = CALLS[call]
+    function(**copy.deepcopy(arguments))
 
 
 @settings(max_examples=200)

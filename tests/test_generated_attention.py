@@ -34,14 +34,17 @@ def cases(draw):
     zeros = torch.rand(H, generator=torch.Generator().manual_seed(seed)) < draw(st.floats(0, 1))
     parts["weights"] = torch.where(zeros, 0.0, parts["weights"])
     parts = {name: part.to(dtype) for name, part in parts.items()}
-    x = _layout(draw, normal(*leads[0], B, N, d, seed=seed + 1, dtype=dtype))
+    # equal tokens tie: the rounding of their shares is multiplied by keys and queries, so no
+    # arithmetic finds their derivatives where these are huge
+    kinds = ("plain", "transposed", "strided", "context", *(("token",) if scale <= 100 else ()))
+    kind = draw(st.sampled_from(kinds))
+    x = _laid_out(kind, normal(*leads[0], B, N, d, seed=seed + 1, dtype=dtype))
     cotangent = normal(*draw(st.sampled_from(((B, N, d), (1, 1, d), (d,)))), dtype=dtype)
     return x, parts, cotangent, draw(st.booleans()), scale
 
 
-def _layout(draw, x):
+def _laid_out(kind, x):
     """The same shape, not contiguous or broadcast."""
-    kind = draw(st.sampled_from(("plain", "transposed", "strided", "token", "context")))
     if kind == "transposed":
         return x.mT.contiguous().mT
     if kind == "strided":
@@ -83,9 +86,8 @@ def check(case, path):
         leaf = x.clone().requires_grad_()
         (attention_field(leaf, heads, causal) * cotangent).sum().backward()
         close(leaf.grad, dx, x.dtype, scale, "autograd")
-    assert torch.equal(
-        derived.pop("bk", torch.zeros(1)), torch.zeros_like(parts.get("bk", torch.zeros(1)))
-    )
+    if "bk" in derived:
+        assert not derived.pop("bk").any()
     for name, value in derived.items():
         if name != "weights":  # per unit weight, so times the weight
             tail = value.ndim - parts["weights"].ndim

@@ -128,7 +128,7 @@ class Cells:
             train = windows(self.tokens.train, study.context)
             Trainer(study.shape(variant), study.recipe, train, seed).restore(checkpoint)
         except ValueError as damage:  # also of a checkpoint of another model
-            text = str(damage) if isinstance(damage, DamagedFile) else f"{path.name}: {damage}"
+            text = str(damage) if path.name in str(damage) else f"{path.name}: {damage}"
             self.damaged.append(f"{text}: computed again")
             return False
         return True
