@@ -14,7 +14,7 @@ from experiments import cli
 
 README = str(Path(__file__).parents[1] / "README.md")
 FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}
-COMMANDS = st.sampled_from(sorted(cli.COMMANDS))
+COMMANDS = st.sampled_from(sorted(name for name, found in FLAGS.items() if found))
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
