@@ -14,7 +14,6 @@ from experiments import cli
 
 README = str(Path(__file__).parents[1] / "README.md")
 FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}
-COMMANDS = st.sampled_from(sorted(name for name, found in FLAGS.items() if found))
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -37,6 +36,7 @@ def flags(command):
 
 
 FLAGS = {command: flags(command) for command in cli.COMMANDS}
+COMMANDS = st.sampled_from(sorted(name for name, found in FLAGS.items() if found))
 word = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=6)
 number = st.one_of(
     st.integers(-3, 9).map(str), st.floats().map(str), st.integers().map(str),
