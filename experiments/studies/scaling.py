@@ -64,7 +64,7 @@ class Scaling(ClauseStudy):
         "it vanishes like L^-1/2 at alpha = 1 and does not vanish at alpha = 1/2."
     )
     QUICK: ClassVar[Sizes] = Sizes((8, 16, 32, 64, 128), (1, 4), 256)
-    FULL: ClassVar[Sizes] = Sizes((8, 16, 32, 64, 128, 256, 512), (1, 4, 16), 512)
+    FULL: ClassVar[Sizes] = Sizes((8, 16, 32, 64, 128, 256, 512), (1, 4, 16), 256)
 
     @property
     def values(self) -> tuple[float, ...]:
