@@ -19,7 +19,7 @@ from ipslimit.particles import MOST_HEADS
 from solvers import LimitRun, solve_limit
 
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
-from .store import prepare_folder, replacing, write_csv
+from .store import prepare_folder, write_csv, write_figure
 from .study import RULES, Flat, Setting, StudyError
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
@@ -282,7 +282,4 @@ def write_comparison(comparisons: list[Comparison], out: str | os.PathLike) -> N
     )
     write_csv(folder / "paths.csv", paths, PATH_COLUMNS)
     write_csv(folder / "errors.csv", errors, ERROR_COLUMNS)
-    figure = comparison_figure(comparisons)
-    for suffix in ("png", "pdf"):
-        with replacing(folder / f"compare.{suffix}", "wb") as file:
-            figure.savefig(file, format=suffix)
+    write_figure(folder / "compare", comparison_figure(comparisons))

@@ -75,6 +75,14 @@ def write_json(path: Path, value: object) -> None:
         file.write(text + "\n")
 
 
+def write_figure(path: Path, figure) -> None:
+    """A matplotlib figure as .png and .pdf; `path` has no suffix."""
+    for suffix in ("png", "pdf"):
+        with replacing(path.with_name(f"{path.name}.{suffix}"), "wb") as file:
+            figure.savefig(file, format=suffix)
+        figure.set_layout_engine("none")  # laid out once: it is most of the time
+
+
 def write_cell(path: Path, value: object) -> None:
     """One finished cell: a line of JSON behind a checksum."""
     write_blob(path, json.dumps(value, separators=(",", ":")).encode(), end=b"\n")

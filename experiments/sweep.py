@@ -23,7 +23,7 @@ from solvers import LimitRun, solve_limit
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
 from .memory import SHARE, available, seeds_that_fit
-from .store import NUMBER, Cells, prepare_folder, replacing, write_cell, write_csv, write_json
+from .store import NUMBER, Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from .study import Study, StudyError
 
 # Of a sampled law's nodes: the one that errors are measured from, and three others.
@@ -301,10 +301,7 @@ def write_results(result: SweepResult, study: Study, folder: Path) -> None:
     write_csv(folder / "results.csv", result.rows, COLUMNS)
     write_csv(folder / "weak.csv", result.weak, WEAK_COLUMNS)
     write_json(folder / "rates.json", finite(result.as_dict()))
-    figure = rates_figure(result, study)
-    for suffix in ("png", "pdf"):
-        with replacing(folder / f"rates.{suffix}", "wb") as file:
-            figure.savefig(file, format=suffix)
+    write_figure(folder / "rates", rates_figure(result, study))
 
 
 def finite(value):

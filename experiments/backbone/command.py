@@ -11,7 +11,7 @@ import torch
 import ipslimit
 from ipslimit.checks import require_int
 
-from ..store import prepare_folder, replacing, write_json
+from ..store import prepare_folder, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
 from .experiment import BackboneExperiment
@@ -59,7 +59,4 @@ def write_results(result: BackboneResult, folder: Path) -> None:
     setting = dataclasses.asdict(result.setting)
     content = {"versions": versions, "setting": setting} | result.as_dict()
     write_json(folder / "backbone.json", finite(content))
-    figure = backbone_figure(result)
-    for suffix in ("png", "pdf"):
-        with replacing(folder / f"backbone.{suffix}", "wb") as file:
-            figure.savefig(file, format=suffix)
+    write_figure(folder / "backbone", backbone_figure(result))

@@ -11,7 +11,7 @@ import torch
 import ipslimit
 from ipslimit.checks import require_int
 
-from ..store import prepare_folder, replacing, write_json
+from ..store import prepare_folder, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
 from .experiment import BoundaryExperiment
@@ -59,7 +59,4 @@ def write_results(result: BoundaryResult, folder: Path) -> None:
     setting = dataclasses.asdict(result.setting)
     content = {"versions": versions, "setting": setting} | result.as_dict()
     write_json(folder / "boundary.json", finite(content | {"curves": result.curves()}))
-    figure = boundary_figure(result)
-    for suffix in ("png", "pdf"):
-        with replacing(folder / f"boundary.{suffix}", "wb") as file:
-            figure.savefig(file, format=suffix)
+    write_figure(folder / "boundary", boundary_figure(result))

@@ -13,7 +13,7 @@ import ipslimit
 from ipslimit.checks import require_int, resolve_device
 
 from ..engines import choose_engine
-from ..store import Cells, prepare_folder, replacing, write_cell, write_csv, write_json
+from ..store import Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
 from .result import COLUMNS, GaugeResult
@@ -95,10 +95,7 @@ class GaugeCommand:
         write_csv(self.out / "gauge.csv", rows, COLUMNS)
         numbers = {"rows": rows, "notes": result.notes(), "limit_error": result.limit_error}
         write_json(self.out / "gauge.json", finite(numbers))
-        figure = gauge_figure(result)
-        for suffix in ("png", "pdf"):
-            with replacing(self.out / f"gauge.{suffix}", "wb") as file:
-                figure.savefig(file, format=suffix)
+        write_figure(self.out / "gauge", gauge_figure(result))
 
 
 def _numbers(value):

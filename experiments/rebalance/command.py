@@ -12,7 +12,7 @@ import ipslimit
 from ipslimit.checks import require_int
 
 from ..engines.local import processors
-from ..store import prepare_folder, replacing, write_csv, write_json
+from ..store import prepare_folder, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
 from .arms import BY_NAME
@@ -74,10 +74,7 @@ class RebalanceCommand:
         write_json(self.out / "config.json", config | {"source": source})
         write_json(self.out / "rebalance.json", finite(report.as_dict()))
         write_csv(self.out / "perplexities.csv", _rows(report), COLUMNS)
-        figure = rebalance_figure(report)
-        for suffix in ("png", "pdf"):
-            with replacing(self.out / f"rebalance.{suffix}", "wb") as file:
-                figure.savefig(file, format=suffix)
+        write_figure(self.out / "rebalance", rebalance_figure(report))
 
 
 def _rows(report: Report) -> list[dict]:

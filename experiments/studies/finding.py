@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import ipslimit
 from ipslimit.rates import RateFit, Trend
 
-from ..store import replacing, write_csv, write_json
+from ..store import write_csv, write_figure, write_json
 from ..sweep import finite
 
 FILE = "finding.json"
@@ -111,10 +111,7 @@ def write_finding(finding: Finding, folder: Path) -> None:
     for table in finding.tables:
         write_csv(folder / f"{table.name}.csv", table.rows, table.columns)
     for picture in finding.pictures:
-        for suffix in ("png", "pdf"):
-            with replacing(folder / f"{picture.name}.{suffix}", "wb") as file:
-                picture.figure.savefig(file, format=suffix)
-            picture.figure.set_layout_engine("none")  # laid out once: it is most of the time
+        write_figure(folder / picture.name, picture.figure)
     # last, so that it never names a file that is not there
     write_json(folder / FILE, finite(as_dict(finding)))
 
