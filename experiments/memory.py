@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
+from ipslimit import Heads
+
 from .study import DTYPES, Setting, Study, StudyError
 
 GIB = 2**30
@@ -49,10 +53,10 @@ def cell_bytes(study: Study, depth: int, count: int | None, seeds: int | None = 
     exact = setting.law == "atoms"
     stored = setting.atoms if exact else setting.nodes
     size = DTYPES[setting.dtype].itemsize
-    layer = size * _parameters(setting)  # of one head
+    parameters, state = _numbers_of_a_head(setting)
+    layer, copies = size * parameters, 1 + state / parameters
     steps = len(setting.recorded)
     tokens = (depth + 1) * (setting.contexts + setting.probes) * setting.tokens * setting.d * size
-    copies = 1 + _state_copies(setting)
     if count is None:
         heads = depth * stored * layer
         return heads * (copies + steps) + tokens * (2 * steps + ERROR_COPIES)
@@ -68,16 +72,11 @@ def cell_bytes(study: Study, depth: int, count: int | None, seeds: int | None = 
     return max(training, predicting) + total * tokens * ERROR_COPIES
 
 
-def _parameters(setting: Setting) -> int:
-    biases = 3 * setting.m + setting.d if setting.has_biases else 0
-    return 4 * setting.m * setting.d + biases
-
-
-def _state_copies(setting: Setting) -> float:
-    """Of the heads, in the rule's state."""
-    if setting.rule == "sgd":
-        return 1.0 if setting.momentum else 0.0
-    return 1.0 if setting.rule == "block-adamw" else 2.0
+def _numbers_of_a_head(setting: Setting) -> tuple[int, int]:
+    """Of its parameters, and of what the rule keeps of it."""
+    layout = setting.make_law().layout
+    heads = Heads.from_packed(torch.empty(layout.size, 1), torch.empty(1), layout)
+    return layout.size, sum(t.numel() for t in setting.make_rule().init(heads).values())
 
 
 def seeds_that_fit(study: Study, depth: int, count: int | None, memory: int) -> int:
