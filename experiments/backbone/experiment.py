@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..engines.local import processors, run_all
-from ..store import NUMBER, DamagedFile, digest, prepare_folder, read_cell, write_cell
+from ..store import NUMBER, Cells, digest, prepare_folder, write_cell
 from ..text.corpus import load_corpus
 from .particle_run import particle_study
 from .setting import BackboneSetting
@@ -54,8 +54,8 @@ class BackboneExperiment:
         setting.check()
         self.setting = setting
         self.folder = prepare_folder(folder)
-        self.cells = prepare_folder(self.folder / "cells")
-        self.damaged: list[str] = []
+        self._kept = Cells(self.folder / "cells")
+        self.cells, self.damaged = self._kept.folder, self._kept.damaged
 
     def tasks(self) -> dict[Task, tuple]:
         """What has to be computed: a function and its arguments for every cell."""
@@ -104,8 +104,4 @@ class BackboneExperiment:
         return self.cells / f"{task.name}-{key}.json"
 
     def _read(self, task: Task, path: Path) -> dict | None:
-        try:
-            return read_cell(path, FORMS[task.kind])
-        except DamagedFile as damage:
-            self.damaged.append(f"{damage}: computed again")
-            return None
+        return self._kept.read(path, FORMS[task.kind])

@@ -8,7 +8,7 @@ import os
 from tqdm import tqdm
 
 from ..engines.local import processors, run_all
-from ..store import DamagedFile, digest, prepare_folder, read_cell, write_cell
+from ..store import Cells, digest, prepare_folder, write_cell
 from ..text.corpus import load_corpus
 from .cells import FORM, Cell, cells_of, run_cell
 from .setting import BoundarySetting
@@ -21,8 +21,8 @@ class BoundaryExperiment:
         setting.check()
         self.setting = setting
         self.folder = prepare_folder(folder)
-        self.cells = prepare_folder(self.folder / "cells")
-        self.damaged: list[str] = []
+        self._kept = Cells(self.folder / "cells")
+        self.cells, self.damaged = self._kept.folder, self._kept.damaged
 
     def run(self, workers: int = 0, progress: bool = True) -> dict[Cell, dict]:
         """The result of every cell; `workers` 0 is one for each processor."""
@@ -53,11 +53,7 @@ class BoundaryExperiment:
         return self.cells / f"{cell.name}-{digest('boundary', *key)}.json"
 
     def _read(self, cell: Cell) -> dict | None:
-        try:
-            return read_cell(self._path(cell), FORM)
-        except DamagedFile as damage:
-            self.damaged.append(f"{damage}: computed again")
-            return None
+        return self._kept.read(self._path(cell), FORM)
 
 
 def _cost(cell: Cell) -> int:

@@ -11,17 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from .. import store
 from ..engines.local import run_all
-from ..store import (
-    NUMBER,
-    DamagedFile,
-    digest,
-    prepare_folder,
-    read_blob,
-    read_cell,
-    write_blob,
-    write_cell,
-)
+from ..store import NUMBER, digest, read_blob, write_blob, write_cell
 from ..study import StudyError
 from .arms import ARMS, BASE, BY_NAME, run_arm
 from .corpus import Tokens, load_tokens, read_text, token_key, tokenize, windows
@@ -52,11 +44,11 @@ class Cells:
     def __init__(self, study: RebalanceStudy, folder: Path, cache: str | None = None):
         study.check()
         self.study = study
-        self.folder = prepare_folder(folder)
+        self._kept = store.Cells(folder)
+        self.folder, self.damaged = self._kept.folder, self._kept.damaged
         self.text = read_text(study.data, cache)
         self.tokens_key = token_key(self.text, study.vocabulary)
         self.keys = study_keys(study, self.tokens_key)
-        self.damaged: list[str] = []
         self.tokens = tokenize(self.text, study.vocabulary, self.folder, self.damaged)
         _refuse_short(self.tokens, study.context)
 
@@ -110,11 +102,7 @@ class Cells:
         return self.study.resumed_steps if arm.resumed else self.study.start_steps
 
     def _read(self, cell: Cell) -> dict | None:
-        try:
-            return read_cell(cell_path(self.folder, self.keys, cell), _form(cell))
-        except DamagedFile as damage:
-            self.damaged.append(f"{damage}: computed again")
-            return None
+        return self._kept.read(cell_path(self.folder, self.keys, cell), _form(cell))
 
     def _has_checkpoint(self, cell: Cell) -> bool:
         """Whether arms can start from the checkpoint of this base."""
