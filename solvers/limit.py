@@ -340,9 +340,11 @@ def _sharpening(history: list[Refinement], difference: float, uniform: bool) -> 
     uniform refinements, one less than is observed (where fronts keep it at 1, a lucky pair of grids
     looks like order 2), and only up to 2: the estimate stays on the safe side.
     """
-    if not history or not uniform or not math.isfinite(history[-1].difference) or difference == 0:
+    before = history[-1].difference if history else 0.0
+    # differences that vanish, or are infinite where a grid diverged, show no order
+    if not uniform or not 0.0 < before < math.inf or not 0.0 < difference < math.inf:
         return 1.0
-    order = math.log2(history[-1].difference / difference) - 1.0
+    order = math.log2(before / difference) - 1.0
     return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
 
 

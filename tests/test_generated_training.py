@@ -131,6 +131,16 @@ def test_a_seed_does_not_depend_on_its_batch_mates(problem, rule, path, heads):
     check_alone(problem, rule, path, heads)
 
 
+@pytest.mark.parametrize("d, m", [(1, 1), (1, 3), (4, 1)])
+@pytest.mark.parametrize("rule", [AdamW(0.1), Rebalance(SBOAdamW(0.1), 1, 0.5)], ids=repr)
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_nor_at_sizes_where_products_of_one_row_or_column_are_summed_otherwise(d, m, rule, dtype):
+    contexts, targets = normal(3, 5, d, dtype=dtype), normal(3, d, seed=1, dtype=dtype)
+    for heads in (1, 9):
+        problem = Problem(contexts, targets, XavierUniform(d, m, biases=True))
+        check_alone(problem, rule, "eager", heads)
+
+
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(problems(), rules(extreme=True), PATHS, st.sampled_from((1, 2, 9)))
