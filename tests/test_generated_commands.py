@@ -14,7 +14,9 @@ from experiments import cli
 
 README = str(Path(__file__).parents[1] / "README.md")
 FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}
-in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_one_folder = settings(
+    max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def run(*arguments, warned="error"):
