@@ -64,7 +64,10 @@ class Comparison:
             square = _mean_square(values - limit)
             bias = np.sqrt(_mean_square(getattr(self.whole, variable)[step][0] - limit))
             rms = np.sqrt(square.mean(axis=0))
-            low, high = np.sqrt(np.quantile(square, [0.05, 0.95], axis=0))
+            with np.errstate(invalid="ignore"):
+                quantiles = np.quantile(square, [0.05, 0.95], axis=0)
+            # errors beyond 1e154 have infinite squares, and so has what lies between two of them
+            low, high = np.sqrt(np.where(np.isnan(quantiles), np.inf, quantiles))
             own = self.limit.error_at(variable, step, s)
             for r in range(len(s)):
                 rows.append(

@@ -199,8 +199,13 @@ def legend_below(axis: Axes, columns: int = 1) -> None:
     """Legend below the curves, in room made for it: legends over data hide the smallest errors."""
     handles, labels = axis.get_legend_handles_labels()
     low, high = axis.get_ylim()
+    if not low > 0.0:  # no error above zero to draw
+        low, high = 0.1, 1.0
+    # in logarithms, and within the range of floats, whose ends errors may reach
+    span = math.log10(high / low) if high / low < math.inf else 300.0
     room = 0.1 * math.ceil(len(labels) / columns)
-    axis.set_ylim(low * (low / high) ** room, high * (high / low) ** 0.12)
+    floor, top = math.log10(low) - room * span, math.log10(high) + 0.12 * span
+    axis.set_ylim(10.0 ** max(floor, -300.0), 10.0 ** min(top, 300.0))
     axis.legend(
         handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left", ncols=columns,
         handletextpad=0.1, labelspacing=0.15, borderpad=0.1,

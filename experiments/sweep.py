@@ -229,7 +229,7 @@ class Sweep:
             setting.make_problem(), setting.make_rule(), setting.steps, self.study.tol,
             setting.recorded, self.device, nodes=setting.nodes, scramblings=SCRAMBLINGS,
         )  # fmt: skip
-        if run.status == "diverged":
+        if run.status == "diverged" or not math.isfinite(run.error):
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
         summary = {
             "error": run.error,

@@ -9,6 +9,7 @@ change the parameters and not the function. (bO is outside, and is left alone.)
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from .checks import require_tensor
@@ -93,5 +94,16 @@ def balancing_factors(heads: Heads, damping: float) -> tuple[torch.Tensor, torch
     skipped = ~(torch.isfinite(ratios) & (ratios > 0))
     ratios = torch.where(skipped, 1.0, ratios)
     # a square root is exact where it can be, and so twins that differ by powers of two stay twins
-    factors = ratios.sqrt() if damping == 1.0 else ratios.pow(damping / 2)
+    factors = ratios.sqrt() if damping == 1.0 else _power(ratios, damping / 2)
     return factors, skipped
+
+
+def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
+    """base^exponent, entry by entry the same bits wherever in the tensor the entry is.
+
+    On the CPU torch rounds entries that do not fill a vector register in another way, so a seed's
+    numbers would depend on its batch mates; numpy has one way for all.
+    """
+    if base.device.type != "cpu" or base.requires_grad:
+        return base.pow(exponent)
+    return torch.from_numpy(np.power(base.contiguous().numpy(), base.numpy().dtype.type(exponent)))

@@ -71,7 +71,8 @@ class LimitRun:
         "field" and "vjp": evaluations at one depth node, on all grids together.
     quadrature_error : float
         For sampled laws: root mean square, over independent scramblings, of the largest difference
-        in x and p, divided by sqrt(2); 0 for `Atoms`, where the integral over heads is exact.
+        in x and p, divided by sqrt(2); 0 for `Atoms`, where the integral over heads is exact; inf
+        if a scrambling diverged (there are no `quadrature_gaps` then).
     quadrature_gaps : dict (name, step) -> tensor (scramblings - 1, depth nodes, B, N, d)
         For sampled laws: differences of "x", "p", "probe_x" and "probe_p" between an independent
         scrambling and this one, divided by sqrt(2), so that each is one scrambling's error.
@@ -259,12 +260,14 @@ def solve_limit(
             _gaps(run._solution, solve(run.grid, nodes_seed + i)) for i in range(1, scramblings)
         ]
         run.quadrature_error = math.nan
-        if gaps:
+        if any(gap is None for gap in gaps):
+            run.quadrature_error = math.inf
+        elif gaps:
             run.quadrature_gaps = {
                 key: torch.stack([gap[key] for gap in gaps]) / math.sqrt(2.0) for key in gaps[0]
             }
-            squares = [max(float(t.abs().max()) for t in gap.values()) ** 2 for gap in gaps]
-            run.quadrature_error = math.sqrt(sum(squares) / len(squares) / 2)
+            largest = [max(float(t.abs().max()) for t in gap.values()) for gap in gaps]
+            run.quadrature_error = math.hypot(*largest) / math.sqrt(2 * len(gaps))
     return run
 
 
@@ -327,8 +330,13 @@ def _compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Ten
     return largest, shares
 
 
-def _gaps(a: GridSolution, b: GridSolution) -> dict[tuple[str, int], torch.Tensor]:
-    """Difference of every X and P between two solutions on the same grid, at its nodes."""
+def _gaps(a: GridSolution, b: GridSolution) -> dict[tuple[str, int], torch.Tensor] | None:
+    """Difference of every X and P between two solutions on the same grid, at its nodes.
+
+    None if one of them diverged.
+    """
+    if not (a.is_finite() and b.is_finite()):
+        return None
     pairs = zip(a.trajectories(), b.trajectories(), strict=True)
     return {(name, step): v.values - u.values for (name, step, u), (_, _, v) in pairs}
 
@@ -340,9 +348,11 @@ def _sharpening(history: list[Refinement], difference: float, uniform: bool) -> 
     uniform refinements, one less than is observed (where fronts keep it at 1, a lucky pair of grids
     looks like order 2), and only up to 2: the estimate stays on the safe side.
     """
-    if not history or not uniform or not math.isfinite(history[-1].difference) or difference == 0:
+    before = history[-1].difference if history else 0.0
+    # differences that vanish, or are infinite where a grid diverged, show no order
+    if not uniform or not 0.0 < before < math.inf or not 0.0 < difference < math.inf:
         return 1.0
-    order = math.log2(history[-1].difference / difference) - 1.0
+    order = math.log2(before / difference) - 1.0
     return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
 
 

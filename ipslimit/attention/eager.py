@@ -106,7 +106,7 @@ class _Block:
         matrices = packed[:, : 4 * d * m].view(r, 4, d, m, h)
         self.w = packed.new_empty(r * h, d, 3 * m)  # never a view: it is scaled
         self.w.view(r, h, d, 3, m).copy_(matrices[:, :3].permute(0, 4, 2, 1, 3))
-        self.o = matrices[:, 3].permute(0, 3, 1, 2).reshape(r * h, d, m)
+        self.o = matrices[:, 3].permute(0, 3, 1, 2).reshape(r * h, d, m).contiguous()
         self.scale = 1.0 / math.sqrt(m)
         self.w[..., :m] *= self.scale
         self.bo = self._bias(packed, "bo")
@@ -167,7 +167,7 @@ class _Block:
         """Compute the heads' attention outputs z (r h b, N, m)."""
         self.z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
         for group, _, attention in self._groups():
-            torch.bmm(attention, self.v[group], out=self.z[group])
+            _bmm(attention, self.v[group], out=self.z[group])
 
     def summed_outputs(self) -> torch.Tensor:
         """z summed over contexts and tokens, (r, m, h)."""
@@ -179,24 +179,24 @@ class _Block:
         r, b, h, n = self.sizes
         weighted = self.o.view(r, h, *self.o.shape[1:]) * weights[..., None, None]
         z = self._side_by_side(self.z)
-        out = z @ weighted.mT.reshape(r, z.shape[-1], -1)
+        out = _product(z, weighted.mT.reshape(r, z.shape[-1], -1))
         if self.bo is not None:
-            out += weights.unsqueeze(1) @ self.bo.view(r, h, -1)
+            out += _product(weights.unsqueeze(1), self.bo.view(r, h, -1))
         return out.view(r, b, n, -1)
 
     def pull_back(self, c: torch.Tensor) -> torch.Tensor:
         """(r, b N, 3 h m), the cotangents of q, k, v per unit weight; z too, unless it is there."""
         r, b, h, n = self.sizes
         m = self.layout.m
-        dz = self._matrices_of(torch.bmm(self._for_each_head(c), self.o))
+        dz = self._matrices_of(_product(self._for_each_head(c), self.o))
         dqkv = dz.new_empty(3, *dz.shape)
         dq, dk, dv = dqkv
         known = self.z is not None
         self.z = self.z if known else torch.empty_like(dz)
         for group, logits, attention in self._groups():
             if not known:
-                torch.bmm(attention, self.v[group], out=self.z[group])
-            torch.bmm(attention.mT, dz[group], out=dv[group])
+                _bmm(attention, self.v[group], out=self.z[group])
+            _bmm(attention.mT, dz[group], out=dv[group])
             # The cotangent of the logits takes their place: attention * (dz v^T - its own mean).
             # The mean is that of these very numbers, not <dz, z>, which differs by rounding: where
             # all attention is on one token, the difference is exactly zero, and keys and queries of
@@ -204,15 +204,15 @@ class _Block:
             torch.bmm(dz[group], self.v[group].mT, out=logits)
             mean = logits.mul_(attention).sum(-1, keepdim=True)
             logits.addcmul_(attention, mean, value=-1.0)
-            torch.bmm(logits, self.k[group], out=dq[group])
-            torch.bmm(logits.mT, self.q[group], out=dk[group])
+            _bmm(logits, self.k[group], out=dq[group])
+            _bmm(logits.mT, self.q[group], out=dk[group])
         return dqkv.view(3, r, h, b * n, m).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
 
     def to_tokens(self, dqkv: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """sum_h w_h (Q^T dq + K^T dk + V^T dv), (r, b, N, d)."""
         r, b, h, n = self.sizes
         weighted = self.w.view(r, h, *self.w.shape[1:]) * weights[..., None, None]
-        out = dqkv @ weighted.mT.reshape(r, dqkv.shape[-1], -1)
+        out = _product(dqkv, weighted.mT.reshape(r, dqkv.shape[-1], -1))
         return out.view(r, b, n, -1)
 
     def add_head_derivatives(self, x, c, dqkv, dpacked, dweights) -> None:
@@ -222,7 +222,7 @@ class _Block:
         slices = self.layout.slices
         dw = (x.reshape(r, b * n, d).mT @ dqkv).view(r, d, h, 3, m)
         dw[..., 0, :] *= self.scale
-        do = (c.reshape(r, b * n, d).mT @ self._side_by_side(self.z)).view(r, d, h, m)
+        do = _product(c.reshape(r, b * n, d).mT, self._side_by_side(self.z)).view(r, d, h, m)
         into = dpacked[:, : 4 * d * m].view(r, 4, d, m, h)
         into[:, :3] += dw.permute(0, 3, 1, 4, 2)
         into[:, 3] += do.transpose(2, 3)
@@ -238,3 +238,22 @@ class _Block:
             total = c.sum(dim=(1, 2))
             dpacked[:, slices["bo"]] += total[:, :, None]
             dweights += (self.bo.view(r, h, d) @ total[:, :, None])[..., 0]
+
+
+# One column, of tokens or heads of size 1, is summed in another order where there is one matrix.
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The products a b of many matrices, of bits that do not depend on how many."""
+    a, b = a.contiguous(), b.contiguous()  # nor on views being transposed
+    if b.shape[-1] > 1:
+        return torch.bmm(a, b)
+    return torch.bmm(a, torch.nn.functional.pad(b, (0, 1)))[..., :1].contiguous()
+
+
+def _bmm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """As `_product`, into `out`."""
+    if len(a) > 1 or b.shape[-1] > 1:
+        torch.bmm(a, b, out=out)
+    else:
+        out.copy_(torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1])
