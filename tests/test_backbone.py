@@ -207,7 +207,7 @@ def found(text, tmp_path_factory):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(found, monkeypatch):
     experiment, first = found
     again = BackboneExperiment(experiment.setting, experiment.folder)
-    monkeypatch.setattr("experiments.backbone.experiment.run_all", lambda *_: iter(()))
+    monkeypatch.setattr("experiments.text.experiment.run_all", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
     paths = sorted(experiment.cells.iterdir())

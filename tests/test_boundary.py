@@ -115,7 +115,7 @@ def test_a_cell_depends_on_nothing_but_itself(small, found):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(small, found, monkeypatch):
     experiment, first = found
     again = BoundaryExperiment(small, experiment.folder)
-    monkeypatch.setattr("experiments.boundary.experiment.run_all", lambda *_: iter(()))
+    monkeypatch.setattr("experiments.text.experiment.run_all", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
     paths = sorted(experiment.cells.iterdir())

@@ -187,14 +187,14 @@ def test_hostile_cells_of_other_experiments_are_reported(tmp_path, fitting):
     boundary = BoundaryExperiment(BoundarySetting(), tmp_path)
     backbone = BackboneExperiment(BackboneSetting(), tmp_path)
     cell = Cell("sbo", 1e-3, 64, 5, 0)
-    path = tmp_path / "cells" / "text.json"
+    tasks = [Task("text", "sgd", 0), Task("particles", "sgd")]
     contents = [*payloads(tmp_path), *ODD]
     for content in contents:
-        put(boundary._path(cell), content, fitting)
-        put(path, content, fitting)
-        assert boundary._read(cell) is None
-        for kind in ("text", "particles"):
-            assert backbone._read(Task(kind, "sgd"), path) is None
+        put(boundary.path(cell), content, fitting)
+        assert boundary.read(cell) is None
+        for task in tasks:
+            put(backbone.path(task), content, fitting)
+            assert backbone.read(task) is None
     assert len(boundary.damaged) == len(contents)
     assert len(backbone.damaged) == 2 * len(contents)
     assert not (tmp_path / MARK).exists()

@@ -177,7 +177,7 @@ class BoundaryResult:
         return found
 
     def as_dict(self) -> dict:
-        """The content of boundary.json, but for the curves."""
+        """The content of boundary.json."""
         return {
             "corpus": self.corpus,
             "paper": PAPER,
@@ -186,6 +186,7 @@ class BoundaryResult:
             "windows": [
                 dataclasses.asdict(window) | {"inside": window.inside} for window in self.windows()
             ],
+            "curves": self.curves(),
         }
 
     def curves(self) -> dict[str, dict[str, list[float]]]:
