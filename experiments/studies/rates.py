@@ -27,7 +27,7 @@ from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
 from .finding import Finding, Measured, Picture, Table
-from .panels import dots, label, legend, legend_outside, page, rms
+from .panels import dots, label, legend_outside, page, rms
 
 VARIABLES = ("x", "p", "theta")
 NORMS = ("rms", "sup")
@@ -241,7 +241,7 @@ def collapse_figure(result: SweepResult, steps, words: str) -> Figure:
         label(row[0], y="fluctuation × √(L H), scaled")
     for axis in axes[-1]:
         label(axis, x="L H")
-    legend(axes[0, 0], loc="upper right", ncols=2, columnspacing=0.8, handletextpad=0.1)
+    legend_outside(figure, axes[0, 0])
     return figure
 
 
