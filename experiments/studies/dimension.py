@@ -12,15 +12,14 @@ from matplotlib.figure import Figure
 from ipslimit.checks import require_int
 from ipslimit.rates import Trend
 
-from ..plots import COLOURS, caption, legend_below, log_axes
+from ..plots import COLOURS, legend_below, log_axes
 from ..study import Flat, Sizes
-from .base import ClauseStudy, sweep_notes
 from .fair import FairSetting
 from .families import (
     NORMS,
     TERMS,
     VARIABLES,
-    near_the_floor,
+    FamilyStudy,
     problem_errors,
     size_trend,
     trend_row,
@@ -34,7 +33,7 @@ FAMILIES = ("embedded", "full")
 
 
 @dataclasses.dataclass(frozen=True)
-class Dimension(ClauseStudy):
+class Dimension(FamilyStudy):
     """Error for d = 2 to 64 under AdamW and BlockAdamW, token norms held fixed.
 
     Held fixed while d varies: L, H, N, m, the number of atoms, eps, the norm of every token and
@@ -57,10 +56,6 @@ class Dimension(ClauseStudy):
     )
     dimensions: tuple[int, ...] | None = None
     """Token dimensions d (default: by size)."""
-    problems: int | None = None
-    """Independent problems (default: by size)."""
-    tol: float = 1e-4
-    """Largest error wanted of the limit's x and p."""
 
     NAME: ClassVar[str] = "dimension"
     TITLE: ClassVar[str] = "Constants against the token dimension"
@@ -69,7 +64,7 @@ class Dimension(ClauseStudy):
         "and so may the constants; with one second moment per matrix (BlockAdamW, our reading) the "
         "bounds do not depend on d."
     )
-    LEAST_SEEDS: ClassVar[int] = 1  # problems are what intervals come from
+    PROBLEMS: ClassVar[tuple[int, int]] = (6, 16)
     QUICK: ClassVar[Sizes] = Sizes((16,), (8,), 4)
     FULL: ClassVar[Sizes] = Sizes((32,), (16,), 8)
 
@@ -77,40 +72,27 @@ class Dimension(ClauseStudy):
     def values(self) -> tuple[int, ...]:
         return self.chosen("dimensions", (2, 4, 8, 16, 32, 64), (2, 4, 8, 16, 32, 64))
 
-    @property
-    def problem_count(self) -> int:
-        return self.chosen("problems", 6, 16)
-
     def check(self) -> None:
         super().check()
         for d in self.values:
             require_int("dimensions", d)
-        require_int("problems", self.problem_count, 2)
-        if len(self.sizes.depths) != 1 or len(self.sizes.heads) != 1:
-            raise ValueError("depths and heads must each name one size, which stays fixed here.")
         if 0 not in self.setting.recorded or len(self.setting.recorded) < 2:
             raise ValueError(
                 f"record must name step 0 and a later one; got {list(self.setting.recorded)}."
             )
 
-    def _setting(self, family: str, rule: str, d: int, problem: int) -> FairSetting:
+    def _setting(self, family: str, rule: str, d: int) -> FairSetting:
         least = min(self.values)
         lr = self.setting.lr * (1.0 if rule == "adamw" else math.sqrt(self.setting.m * least))
-        return dataclasses.replace(
-            self.setting, d=d, rule=rule, lr=lr, embedded=least if family == "embedded" else 0,
-            problem_seed=self.setting.problem_seed + problem,
-        )  # fmt: skip
+        embedded = least if family == "embedded" else 0
+        return dataclasses.replace(self.setting, d=d, rule=rule, lr=lr, embedded=embedded)
 
     def find(self, progress: bool = True) -> Finding:
-        keys = [(family, rule, d, problem) for family in FAMILIES for rule in RULES
-                for d in self.values for problem in range(self.problem_count)]  # fmt: skip
-        studies = [self.study(self._setting(*key)) for key in keys]
-        found = dict(zip(keys, self.sweep(studies, progress), strict=True))
+        settings = {(family, rule, f"d={d}"): self._setting(family, rule, d)
+                    for family in FAMILIES for rule in RULES for d in self.values}  # fmt: skip
+        found = self.solve(settings, progress)
         results = {
-            (family, rule): [
-                [found[family, rule, d, problem] for problem in range(self.problem_count)]
-                for d in self.values
-            ]
+            (family, rule): [found[family, rule, f"d={d}"] for d in self.values]
             for family in FAMILIES
             for rule in RULES
         }
@@ -133,10 +115,7 @@ class Dimension(ClauseStudy):
                             trends[family, rule, v, term, norm, step, quantity] = trend
                             row = about | {"step": step, "quantity": quantity}
                             table.append(trend_row(row, self.values, errors, trend))
-        (depth,), (heads,) = self.sizes.depths, self.sizes.heads
-        words = caption(self.setting).replace("d=4, ", "").replace("adamw, ", "")
-        words += f"; L={depth}, H={heads}, {self.problem_count} problems"
-        named = {", ".join(map(str, key)): result for key, result in found.items()}
+        words = self.words(f"d={self.setting.d}, ", f"{self.setting.rule}, ")
         return self.finding(
             sentence(trends, steps[-1]),
             measured=[
@@ -154,8 +133,7 @@ class Dimension(ClauseStudy):
                 "problems with 95 % intervals."))],
             numbers={"slopes": table},
             settings={"dimensions": self.values, "problems": self.problem_count},
-            notes=near_the_floor(named, steps[-1])
-            + [n for n in sweep_notes(named) if "tolerance" not in n],
+            notes=self.notes(found, steps[-1]),
         )  # fmt: skip
 
 

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
+from ipslimit.checks import require_int
 from ipslimit.rates import Trend, fit_slopes
 
-from ..plots import cells_of
+from ..plots import caption, cells_of
+from ..study import Setting
 from ..sweep import SweepResult
+from .base import ClauseStudy, sweep_notes
 from .panels import rms
 
 VARIABLES, NORMS, TERMS = ("x", "p"), ("rms", "sup"), ("fluctuation", "bias", "total")
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyStudy(ClauseStudy):
+    """A study of one (L, H) over a family of settings, each on the same independent problems."""
+
+    problems: int | None = None
+    """Independent problems (default: by size)."""
+    tol: float = 1e-4
+    """Largest error wanted of the limit's x and p."""
+
+    LEAST_SEEDS: ClassVar[int] = 1  # problems are what intervals come from
+    PROBLEMS: ClassVar[tuple[int, int]]  # of the quick and of the default size
+
+    @property
+    def problem_count(self) -> int:
+        return self.chosen("problems", *self.PROBLEMS)
+
+    def check(self) -> None:
+        super().check()
+        require_int("problems", self.problem_count, 2)
+        if len(self.sizes.depths) != 1 or len(self.sizes.heads) != 1:
+            raise ValueError("depths and heads must each name one size, which stays fixed here.")
+
+    def solve(
+        self, settings: dict[tuple, Setting], progress: bool
+    ) -> dict[tuple, list[SweepResult]]:
+        """The results of every setting, one a problem."""
+        problems = range(self.problem_count)
+        studies = [
+            self.study(dataclasses.replace(setting, problem_seed=setting.problem_seed + problem))
+            for setting in settings.values()
+            for problem in problems
+        ]
+        found = iter(self.sweep(studies, progress))
+        return {key: [next(found) for _ in problems] for key in settings}
+
+    def notes(self, found: dict[tuple, list[SweepResult]], step: int) -> list[str]:
+        """What went wrong, and biases that are not well known."""
+        named = {
+            f"{', '.join(map(str, key))}, problem {problem}": result
+            for key, results in found.items()
+            for problem, result in enumerate(results)
+        }
+        # a limit that missed its tolerance matters where its error nears the bias
+        missed = [note for note in sweep_notes(named) if "tolerance" not in note]
+        return near_the_floor(named, step) + missed
+
+    def words(self, *varied: str) -> str:
+        """The figures' caption: what is fixed, without what varies."""
+        words = caption(self.setting)
+        for part in varied:
+            words = words.replace(part, "")
+        (depth,), (heads,) = self.sizes.depths, self.sizes.heads
+        return f"{words}; L={depth}, H={heads}, {self.problem_count} problems"
 
 
 def problem_errors(

@@ -9,16 +9,15 @@ from matplotlib.figure import Figure
 
 from ipslimit.checks import require_int
 
-from ..plots import COLOURS, NAMES, caption, legend_below, log_axes
+from ..plots import COLOURS, NAMES, legend_below, log_axes
 from ..study import Flat, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, sweep_notes
 from .fair import FairSetting
 from .families import (
     NORMS,
     TERMS,
     VARIABLES,
-    near_the_floor,
+    FamilyStudy,
     problem_errors,
     size_trend,
     trend_row,
@@ -31,7 +30,7 @@ MASKS = {"no mask": False, "causal": True}
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokens(ClauseStudy):
+class Tokens(FamilyStudy):
     """Error at fixed (L, H) for N = 4 to 256 tokens, with and without causal mask.
 
     Held fixed while N varies: L, H, the atoms, the draws of the heads, the targets and their norm,
@@ -45,10 +44,6 @@ class Tokens(ClauseStudy):
     )
     token_counts: tuple[int, ...] | None = None
     """Numbers of tokens N (default: by size)."""
-    problems: int | None = None
-    """Independent problems (default: by size)."""
-    tol: float = 1e-4
-    """Largest error wanted of the limit's x and p."""
 
     NAME: ClassVar[str] = "tokens"
     TITLE: ClassVar[str] = "Constants against the number of tokens"
@@ -57,7 +52,7 @@ class Tokens(ClauseStudy):
         "depend on N: no growth. With a causal mask they may: early tokens are seen by all later "
         "ones."
     )
-    LEAST_SEEDS: ClassVar[int] = 1  # problems are what intervals come from
+    PROBLEMS: ClassVar[tuple[int, int]] = (6, 12)
     QUICK: ClassVar[Sizes] = Sizes((8,), (8,), 4)
     FULL: ClassVar[Sizes] = Sizes((16,), (16,), 8)
 
@@ -65,34 +60,21 @@ class Tokens(ClauseStudy):
     def counts(self) -> tuple[int, ...]:
         return self.chosen("token_counts", (4, 16, 64, 256), (4, 8, 16, 32, 64, 128, 256))
 
-    @property
-    def problem_count(self) -> int:
-        return self.chosen("problems", 6, 12)
-
     def check(self) -> None:
         super().check()
         for count in self.counts:
             require_int("token_counts", count, 1, self.setting.drawn_tokens)
-        require_int("problems", self.problem_count, 2)
-        if len(self.sizes.depths) != 1 or len(self.sizes.heads) != 1:
-            raise ValueError("depths and heads must each name one size, which stays fixed here.")
 
     def find(self, progress: bool = True) -> Finding:
-        keys = [(mask, count, problem) for mask in MASKS for count in self.counts
-                for problem in range(self.problem_count)]  # fmt: skip
-        settings = [
-            dataclasses.replace(self.setting, causal=MASKS[mask], tokens=count,
-                                problem_seed=self.setting.problem_seed + problem)
-            for mask, count, problem in keys
-        ]  # fmt: skip
-        found = dict(
-            zip(keys, self.sweep([self.study(s) for s in settings], progress), strict=True)
-        )
-        results = {
-            mask: [[found[mask, count, problem] for problem in range(self.problem_count)]
-                   for count in self.counts]
+        settings = {
+            (mask, f"N={count}"): dataclasses.replace(
+                self.setting, causal=MASKS[mask], tokens=count
+            )
             for mask in MASKS
-        }  # fmt: skip
+            for count in self.counts
+        }
+        found = self.solve(settings, progress)
+        results = {mask: [found[mask, f"N={count}"] for count in self.counts] for mask in MASKS}
         steps = self.setting.recorded
         table = [
             trend_row({"mask": mask, "step": step, "variable": v, "term": term, "norm": norm},
@@ -101,12 +83,8 @@ class Tokens(ClauseStudy):
             for norm in NORMS
             for errors in [problem_errors(results[mask], step, v, term, norm)]
         ]  # fmt: skip
-        (depth,), (heads,) = self.sizes.depths, self.sizes.heads
-        words = caption(self.setting).replace("N=8, ", "").rsplit(", ", 1)[0]
-        words += (
-            f"; L={depth}, H={heads}, {self.problem_count} problems, |x_i|={self.setting.radius:g}"
-        )
-        named = {f"{k[0]}, N={k[1]}, problem {k[2]}": result for k, result in found.items()}
+        words = self.words(f"N={self.setting.tokens}, ", ", no mask", ", causal")
+        words += f", |x_i|={self.setting.radius:g}"
         return self.finding(
             sentence(table, steps[-1]),
             measured=[
@@ -123,8 +101,7 @@ class Tokens(ClauseStudy):
                 "their geometric mean (points); mean slopes over problems with 95 % intervals."))],
             numbers={"slopes": table},
             settings={"token_counts": self.counts, "problems": self.problem_count},
-            notes=near_the_floor(named, steps[-1])
-            + [n for n in sweep_notes(named) if "tolerance" not in n],
+            notes=self.notes(found, steps[-1]),
         )  # fmt: skip
 
 
