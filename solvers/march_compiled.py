@@ -17,9 +17,8 @@ class CompiledMarch:
     def __init__(self, system: System, contexts: int, tokens: int):
         heads = system.heads
         self.system, self.shape = system, (contexts, tokens, heads.d, heads.m)
-        self.groups, _, self.operations = fused.split(
-            contexts, heads.count, tokens, heads.d, heads.m
-        )
+        groups, _, self.operations = fused.split(contexts, heads.count, tokens, heads.d, heads.m)
+        self.groups = (groups, 1)  # one task takes all contexts in turn
 
     def forward(self, edges: torch.Tensor, slopes: torch.Tensor) -> None:
         """Fill both from edges[0]."""

@@ -6,6 +6,7 @@ import torch
 from builders import normal, random_heads, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
+from ipslimit.attention import fused
 from ipslimit.attention.fused import bias_rows
 from ipslimit.layers import Sweep, Training, make_sweep
 from ipslimit.layers.compiled import CompiledSweep
@@ -111,9 +112,14 @@ def test_compiled_sweep_is_the_sweep_layer_by_layer(rule, dtype, keep):
         torch.testing.assert_close(a, b, rtol=1e3 * EPS[dtype], atol=1e3 * EPS[dtype])
 
 
+@pytest.mark.parametrize("cut", [(1, 1), (2, 1), (1, 3), (2, 3)], ids=str)
 @pytest.mark.parametrize("rule", [RULES[i] for i in (0, 2, 5, 7, 11)], ids=repr)
-def test_threads_and_the_way_through_the_layers_change_no_bit(rule, monkeypatch):
+def test_threads_and_the_way_through_the_layers_change_no_bit(rule, cut, monkeypatch):
     heads, problem = pair(seeds=5, H=20)
+    # as with so much work that heads and contexts are cut into groups
+    split = fused.split
+    monkeypatch.setattr(fused, "split", lambda *sizes: (*cut, split(*sizes)[2]))
+    monkeypatch.setattr(fused, "OPERATIONS_PER_THREAD", 1.0)  # threads even for small work
     threads = torch.get_num_threads()
     results = []
     try:

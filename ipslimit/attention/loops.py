@@ -6,6 +6,7 @@ What a training sweep calls inside its own compiled loop over seeds and layers a
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
@@ -87,11 +88,14 @@ def part(index, parts, total):
 
 @njit
 def seed_field(s, at, m, x, packed, weights, out, groups, biases, causal):
-    """The whole field of one seed; the bits do not depend on who computes it."""
+    """The whole field of one seed; the bits do not depend on who computes it.
+
+    groups : (groups of head blocks, groups of contexts), of which the second changes no bit here
+    """
     blocks = (packed.shape[1] + WIDTH - 1) // WIDTH
-    for j in range(groups):
+    for j in range(groups[0]):
         group_field(
-            s, at, m, x, packed, weights, out, (0, x.shape[0]), part(j, groups, blocks),
+            s, at, m, x, packed, weights, out, (0, x.shape[0]), part(j, groups[0], blocks),
             biases, causal, j > 0,
         )  # fmt: skip
 
@@ -103,11 +107,22 @@ def seed_vjp(
 ):  # fmt: skip
     """The whole transpose of one seed."""
     blocks = (packed.shape[1] + WIDTH - 1) // WIDTH
-    for j in range(groups):
-        group_vjp(
-            s, at, m, x, packed, weights, cotangent, dx, dpacked, dweights,
-            (0, x.shape[0]), part(j, groups, blocks), biases, causal, with_heads, j > 0,
-        )  # fmt: skip
+    into, into_weights = dpacked, dweights
+    for i in range(groups[1]):
+        if i == 1 and with_heads:
+            into, into_weights = np.empty_like(dpacked), np.empty_like(dweights)
+        for j in range(groups[0]):
+            group_vjp(
+                s, at, m, x, packed, weights, cotangent, dx, into, into_weights,
+                part(i, groups[1], x.shape[0]), part(j, groups[0], blocks), biases, causal,
+                with_heads, j > 0,
+            )  # fmt: skip
+        if i > 0 and with_heads:
+            for a in range(into.shape[0]):
+                for h in range(into.shape[1]):
+                    dpacked[a, h] += into[a, h]
+            for h in range(len(into_weights)):
+                dweights[h] += into_weights[h]
 
 
 @compiled_entry()

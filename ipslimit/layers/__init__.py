@@ -89,7 +89,7 @@ class Sweep:
                 with_heads=training is not None, with_outputs=with_outputs,
             )  # fmt: skip
             if training is not None:
-                training.alive &= torch.isfinite(cotangent).flatten(1).all(1)
+                training.alive &= self._finite(cotangent)
                 self._update(r, training, x[r], dheads, *outputs)
             self._residual(cotangent, dx, p[r % slots])
 
@@ -98,6 +98,9 @@ class Sweep:
 
     def _vjp(self, x: torch.Tensor, layer: Heads, cotangent: torch.Tensor, **options) -> tuple:
         return attention_vjp(x, layer, cotangent, self.causal, **options)
+
+    def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
+        return torch.isfinite(cotangent).flatten(1).all(1)
 
     def _residual(self, base: torch.Tensor, branch: torch.Tensor, out: torch.Tensor) -> None:
         torch.add(base, branch, alpha=self.scale, out=out)

@@ -11,12 +11,16 @@ from ..rules.base import SLOTS
 from ..rules.compiled import update_rows
 from . import Sweep, Training, loops
 
+# A layer's field is worth sharing out from so many vector operations on: calling and waking
+# threads for every layer costs a third of a millisecond.
+LAYER_OPERATIONS = 1e6
+
 
 class CompiledSweep(Sweep):
     """`Sweep` on the fused kernel, with the rule in the same loop.
 
-    Contexts so many that the kernel would cut them into groups, and few seeds on many threads, go
-    layer by layer, where a single layer is shared out to the threads; the bits are the same.
+    Few seeds on many threads go layer by layer, where a single layer is shared out to the threads;
+    the bits are the same.
     """
 
     def _forward(self, x: torch.Tensor) -> None:
@@ -44,6 +48,11 @@ class CompiledSweep(Sweep):
         )  # fmt: skip
         self._run(loops.backward_rows, (*self._heads(x), dtype.type(self.scale)), outputs, x, 3.0)
 
+    def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
+        # torch would wake its own threads, which spin for a while after and slow ours
+        finite = np.isfinite(cotangent.numpy()).reshape(self.seeds, -1).all(1)
+        return torch.from_numpy(finite)
+
     def _residual(self, base: torch.Tensor, branch: torch.Tensor, out: torch.Tensor) -> None:
         scale = base.numpy().dtype.type(self.scale)
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
@@ -59,15 +68,12 @@ class CompiledSweep(Sweep):
             x.numpy(), outputs, states, training.alive.numpy(),
         )  # fmt: skip
 
-    def _groups(self, x: torch.Tensor) -> int | None:
-        """Groups of head blocks to sum one after the other; None to go layer by layer."""
+    def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
+        """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
         contexts, tokens, d = x.shape[2:]
-        groups, context_groups, operations = fused.split(
-            contexts, self.heads.count, tokens, d, self.heads.m
-        )
-        threads = torch.get_num_threads()
-        idle = self.seeds < threads and groups > 1 and operations > fused.OPERATIONS_PER_THREAD
-        return None if context_groups > 1 or idle else groups
+        *groups, operations = fused.split(contexts, self.heads.count, tokens, d, self.heads.m)
+        idle = self.seeds < torch.get_num_threads() and max(groups) > 1
+        return None if idle and operations > LAYER_OPERATIONS else tuple(groups)
 
     def _heads(self, x: torch.Tensor) -> tuple:
         layout = self.heads.layout
