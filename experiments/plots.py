@@ -219,7 +219,7 @@ def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
     """
     (x0, x1), (y0, y1) = np.log(axis.get_xlim()), np.log(axis.get_ylim())
     fractions = {-0.5: "−1/2", -1 / 3: "−1/3", -1.0: "−1"}
-    left, top, run = x0 + 0.68 * (x1 - x0), y0 + 0.96 * (y1 - y0), 0.16 * (x1 - x0)
+    left, top, run = x0 + 0.6 * (x1 - x0), y0 + 0.96 * (y1 - y0), 0.26 * (x1 - x0)
     right, bottom = left + run, top + min(slopes) * run
     axis.plot(np.exp([left, right, right]), np.exp([top, top, bottom]), color="0.4", lw=0.7)
     for slope, side in zip(slopes, ("bottom", "top"), strict=False):

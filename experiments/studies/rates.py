@@ -254,7 +254,7 @@ def _guide(axis) -> None:
     axis.plot(ends, heights, color="0.4", lw=0.8)
     axis.annotate("(L H)$^{-1/3}$ would rise so", (ends[1], heights[0]), xytext=(4, 0),
                   textcoords="offset points", fontsize=SMALL, color="0.35")  # fmt: skip
-    axis.set(xlim=(left, right), ylim=(bottom, top * 1.8))
+    axis.set(xlim=(left, right), ylim=(bottom, top))
 
 
 def crossover_figure(result: SweepResult, steps, words: str) -> Figure:

@@ -187,14 +187,14 @@ def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: s
     for i, (alpha, table) in enumerate(rows.items()):
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
         cells = cells_of(table, 0, "x").get("fluctuation", {})
-        for heads in {min(h for _, h in cells), max(h for _, h in cells)}:
+        fewest, most = min(h for _, h in cells), max(h for _, h in cells)
+        for heads in sorted({fewest, most}):
             points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
-            first = heads == min(h for _, h in cells)
             left.plot(*zip(*points, strict=True), color=colour, marker=marker, ms=3.5, lw=0.8,
-                      mfc=colour if first else "white",
-                      label=f"α = {alpha:g}" if first else None)  # fmt: skip
+                      mfc=colour if heads == fewest else "white",
+                      label=f"α = {alpha:g}, H={heads:g}")  # fmt: skip
     log_axes(left, sorted({depth for table in rows.values() for depth in (r["L"] for r in table)}))
-    legend_below(left, columns=3)
+    legend_below(left, columns=len(rows))
     label(left, x="depth L", y="spread of x over seeds")
     ends = np.array([min(rows) - 0.03, max(rows) + 0.03])
     right.plot(ends, 0.5 - ends, color="0.4", lw=0.8, label="1/2 − α")

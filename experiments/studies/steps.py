@@ -191,7 +191,9 @@ def growth_figure(result: SweepResult, recorded, trends, words: str) -> Figure:
             )
         column[2].plot(range(len(result.limit["loss"])), result.limit["loss"], color="black", lw=1)
         label(column[2], x="training step k", y="loss of the limit")
-    legend(axes[0, 0], loc="lower right")
+    for line, name in (("--", "exp(c k)"), ("-", "power of k")):
+        axes[0, 0].plot([], [], color="0.3", ls=line, lw=0.8, label=name)
+    legend(axes[0, 0], loc="lower right", ncols=2)
     return figure
 
 
