@@ -1,5 +1,7 @@
 """Heads shared out to processes: the same training as in one process."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ import torch.multiprocessing as mp
 from builders import random_heads, small_problem
 
 from ipslimit import AdamW, Atoms, SBOAdamW, XavierUniform, train_particles
+from ipslimit.attention import dispatch
 from ipslimit.layers.sharded import shard
 
 PROCESSES = 2
@@ -16,6 +19,7 @@ CASES = {
     "sampled": (XavierUniform(3, 2), AdamW(lr=0.02, eps=0.01), 6),
     "sbo": (BIASED, SBOAdamW(lr=0.02, eps=0.01), 3),
     "whole law": (BIASED, AdamW(lr=0.02, eps=0.01), None),
+    "eager": (BIASED, SBOAdamW(lr=0.02, eps=0.01), 4),
 }
 
 
@@ -32,6 +36,7 @@ def work(rank, folder):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
     results = {}
     for case in CASES:
+        os.environ[dispatch.VARIABLE] = "eager" if case == "eager" else "auto"
         shared = run(case, dist.group.WORLD)
         results[case] = {"x": shared.x[3], "p": shared.p[3], "loss": shared.loss}
         results[case] |= {"probe_x": shared.probe_x[3], "packed": shared.heads[3].packed}

@@ -2,8 +2,8 @@
 
 `Sweep` goes layer by layer through the public kernel, on any device. Where the fused kernel is
 chosen and the rule has a compiled form, `CompiledSweep` takes whole sweeps of a seed into one
-compiled loop. Which one runs depends on the sizes and the rule alone, and where both could, they
-give the same bits. `sharded.ShardedSweep` shares the heads of every layer out to processes.
+compiled loop. Which one runs depends on the sizes and the rule alone. With a process group, either
+goes layer by layer through the heads of one process, and adds up over the processes (`sharded`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..attention import attention_field, attention_vjp
 from ..attention.dispatch import choose
 from ..heads import Heads
 from ..rules import Rule, State, input_means
+from .sharded import add_up
 
 
 @dataclasses.dataclass
@@ -50,10 +51,13 @@ class Sweep:
         Of the residual branches, 1/L for the limit to exist.
     cost : dict
         "field" and "vjp" are counted in it, one a layer.
+    group : process group, optional
+        `heads` are those of this process; all processes of the group must make the same calls.
     """
 
-    def __init__(self, heads: Heads, causal: bool, scale: float, cost: dict[str, int]):
+    def __init__(self, heads: Heads, causal: bool, scale: float, cost: dict[str, int], group=None):
         self.heads, self.causal, self.scale, self.cost = heads, causal, scale, cost
+        self.group = group
         self.depth, self.seeds = heads.lead
 
     def forward(self, contexts: torch.Tensor) -> torch.Tensor:
@@ -94,10 +98,14 @@ class Sweep:
             self._residual(cotangent, dx, p[r % slots])
 
     def _field(self, x: torch.Tensor, layer: Heads) -> torch.Tensor:
-        return attention_field(x, layer, self.causal)
+        return self._add_up(attention_field(x, layer, self.causal))
 
     def _vjp(self, x: torch.Tensor, layer: Heads, cotangent: torch.Tensor, **options) -> tuple:
-        return attention_vjp(x, layer, cotangent, self.causal, **options)
+        dx, *rest = attention_vjp(x, layer, cotangent, self.causal, **options)
+        return self._add_up(dx), *rest
+
+    def _add_up(self, part: torch.Tensor) -> torch.Tensor:
+        return part if self.group is None else add_up(part, self.group)
 
     def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
         return torch.isfinite(cotangent).flatten(1).all(1)
@@ -128,13 +136,9 @@ def make_sweep(
 
     With a process group, `heads` are those of this process.
     """
-    if group is not None:
-        from .sharded import ShardedSweep
-
-        return ShardedSweep(heads, causal, scale, cost, group)
     arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
     if choose(*arguments) == "eager" or rule.compiled(heads, 1, 1.0) is None:
-        return Sweep(heads, causal, scale, cost)
+        return Sweep(heads, causal, scale, cost, group)
     from .compiled import CompiledSweep  # numba takes a second to import
 
-    return CompiledSweep(heads, causal, scale, cost)
+    return CompiledSweep(heads, causal, scale, cost, group)

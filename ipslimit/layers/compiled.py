@@ -20,7 +20,7 @@ class CompiledSweep(Sweep):
     """`Sweep` on the fused kernel, with the rule in the same loop.
 
     Few seeds on many threads go layer by layer, where a single layer is shared out to the threads;
-    the bits are the same.
+    the bits are the same. So do the processes of a group, which meet after every layer.
     """
 
     def _forward(self, x: torch.Tensor) -> None:
@@ -71,6 +71,8 @@ class CompiledSweep(Sweep):
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
         contexts, tokens, d = x.shape[2:]
+        if self.group is not None:
+            return None
         *groups, operations = fused.split(contexts, self.heads.count, tokens, d, self.heads.m)
         idle = self.seeds < torch.get_num_threads() and max(groups) > 1
         return None if idle and operations > LAYER_OPERATIONS else tuple(groups)

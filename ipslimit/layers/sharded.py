@@ -10,34 +10,17 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..attention import attention_field, attention_vjp
 from ..checks import shown
-from ..heads import Heads
-from . import Sweep
 
 
-class ShardedSweep(Sweep):
-    """`Sweep` through the heads of one process of `group`; all processes must do the same calls.
+def add_up(part: torch.Tensor, group) -> torch.Tensor:
+    """The sum of every process's part, in place where it can be; the same bits for all of them.
 
-    Every process ends with the same bits of x and p: what is added up is what one process sends to
-    all others. Against a single process they differ by the rounding of another order of summation.
+    Against a single process they differ by the rounding of another order of summation.
     """
-
-    def __init__(self, heads: Heads, causal: bool, scale: float, cost: dict[str, int], group):
-        super().__init__(heads, causal, scale, cost)
-        self.group = group
-
-    def _field(self, x: torch.Tensor, layer: Heads) -> torch.Tensor:
-        return self._add_up(attention_field(x, layer, self.causal))
-
-    def _vjp(self, x: torch.Tensor, layer: Heads, cotangent: torch.Tensor, **options) -> tuple:
-        dx, *rest = attention_vjp(x, layer, cotangent, self.causal, **options)
-        return self._add_up(dx), *rest
-
-    def _add_up(self, part: torch.Tensor) -> torch.Tensor:
-        part = part.contiguous()
-        dist.all_reduce(part, group=self.group)
-        return part
+    part = part.contiguous()
+    dist.all_reduce(part, group=group)
+    return part
 
 
 def require_group(group: object, arguments: dict) -> tuple[int, int]:
