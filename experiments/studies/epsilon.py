@@ -113,7 +113,9 @@ class Epsilon(ClauseStudy):
             pictures=[
                 Picture("epsilon", exponents_figure(results, step, words), (
                     f"Exponents at step {step} (rms) against eps, with 95 % intervals (fit ranges "
-                    "for the bias). The parameters' -1/4 is what flips of sign alone would give.")),
+                    "for the bias). The parameters' -1/4 is what flips of sign alone would give on "
+                    "average over the layers; the largest over the layers, drawn here, falls more "
+                    "slowly, as flips gather where gradients cross zero in depth.")),
                 Picture("control", control_figure(control, trend, self.raw_eps), (
                     "Left: loss after training on scaled gradients, on raw ones, and with weight "
                     "decay alone, mean over seeds; lines: the limits. Right: what training on raw "
