@@ -124,8 +124,9 @@ def find_maps(
     -------
     maps : list of AffineMap
     unseen : list of str
-        Output projections of `nn.MultiheadAttention`: it applies their weights without calling
-        them, so no hook sees what goes in.
+        Affine layers of which no hook sees what enters the weight: output projections of
+        `nn.MultiheadAttention`, which applies their weights without calling them, and subclasses
+        with a forward of their own, which may change the input first.
 
     Raises
     ------
@@ -147,8 +148,20 @@ def find_maps(
             if module.bias is not None:
                 unseen.append(name)
         elif id(module) not in hidden:
-            maps += _maps_of(name or type(module).__name__, module)
+            name = name or type(module).__name__
+            found = _maps_of(name, module)
+            if found and not _as_declared(module):
+                unseen.append(name)
+            else:
+                maps += found
     return maps, unseen
+
+
+def _as_declared(module: nn.Module) -> bool:
+    """Whether the module computes what its kind says."""
+    kinds = (nn.Linear, nn.Conv1d, nn.MultiheadAttention)
+    own = type(module).forward
+    return is_centred(module) or any(own is kind.forward for kind in kinds)
 
 
 def _excluded(modules, exclude) -> set[int]:

@@ -52,6 +52,7 @@ class InputMeans:
         self._tapped: list[Tap] = []
         self._places: dict[nn.Module, int] = {}  # of a module's tap
         self._handles: list = []
+        self._on_tensors: list = []
         self.process_group = process_group
         self._own_hooks()
         self.add(maps)
@@ -66,7 +67,7 @@ class InputMeans:
             names.setdefault(m.module, m.name)
         for module, own in weights.items():
             if module not in self._places:
-                tap = Tap(names[module], module, own, self._sums)
+                tap = Tap(names[module], module, own, self._sums, self._on_tensors)
                 self._places[module] = len(self._tapped)
                 self._tapped.append(tap)
                 self._handles.append(module.register_forward_hook(tap, with_kwargs=True))
@@ -182,6 +183,7 @@ class InputMeans:
     def remove(self) -> None:
         """Take the hooks off the model."""
         _remove(self._handles)
+        _remove(self._on_tensors)
 
     def _group(self):
         if self.process_group is False or not (dist.is_available() and dist.is_initialized()):
@@ -191,7 +193,8 @@ class InputMeans:
 
     def _own_hooks(self) -> None:
         # the hooks go with their owner: optimizers made one after another do not pile them up
-        weakref.finalize(self, _remove, self._handles).atexit = False
+        for handles in (self._handles, self._on_tensors):
+            weakref.finalize(self, _remove, handles).atexit = False
 
     def __getstate__(self):
         group = self.process_group
@@ -200,10 +203,11 @@ class InputMeans:
                 "an optimizer or probe with a process group of its own cannot be copied or "
                 "pickled. Use its state_dict()."
             )
-        return self.__dict__.copy()
+        return self.__dict__ | {"_on_tensors": []}  # hooks on tensors are not copied with them
 
     def __setstate__(self, state) -> None:
         self.__dict__.update(state)
         for tap in self._tapped:
             tap.active = True
+            tap.watch(self._on_tensors)
         self._own_hooks()
