@@ -27,6 +27,10 @@ SMALL = {"d": 3, "m": 2, "tokens": 3, "contexts": 2, "probes": 0, "atoms": 4, "e
 SIZES = {"quick": True, "tol": 1e-3, "device": "cpu", "seeds": 4, "depths": (2, 4, 8)}
 
 
+def without(name):
+    return {key: value for key, value in SMALL.items() if key != name}
+
+
 def small(name, out):
     """The study in a size of a second or two."""
     fixed = SIZES | {"depths": (4,), "heads": (4,), "seeds": 2, "problems": 2}
@@ -36,8 +40,13 @@ def small(name, out):
         "constant": trained | {"seeds": 3, "heads": (1, 16, 256)},
         "causal": trained,
         "steps": trained | {"setting": Setting(**SMALL, steps=4), "heads": (4, 16)},
-        "epsilon": trained | {"eps_values": (0.1, 1e-3)},
-        "laws": trained | {"setting": Setting(**SMALL, steps=1, record=(1,), nodes=64)},
+        "epsilon": {
+            "setting": Setting(**without("eps"), steps=2, record=(0, 2)),
+            "heads": (1, 4, 16),
+            "eps_values": (0.1, 1e-3),
+        },
+        "laws": trained
+        | {"setting": Setting(**SMALL, steps=1, record=(1,), nodes=64, law="xavier")},
         "scaling": {"setting": SymmetricSetting(**SMALL, steps=0, record=(0,))},
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
@@ -48,9 +57,11 @@ def small(name, out):
     if name == "uniform":
         options |= {"iterations": 3, "random_contexts": 5, "starts": 2}
     if name == "tokens":
-        options["setting"] = FairSetting(**SMALL, steps=1, record=(0, 1), drawn_tokens=4)
+        options["setting"] = FairSetting(
+            **without("tokens"), steps=1, record=(0, 1), drawn_tokens=8
+        )
     if name == "dimension":
-        options["setting"] = FairSetting(**SMALL, steps=1, record=(0, 1))
+        options["setting"] = FairSetting(**without("d"), steps=1, record=(0, 1))
     (study,) = (s for s in STUDIES if name == s.NAME)
     return study(**(SIZES | {"out": out} | options))
 
@@ -233,7 +244,7 @@ def test_report_is_one_whole_page_that_asks_for_nothing(folders):
         assert " ".join(finding["sentence"].split()) in words
         assert finding["title"] in words and finding["measured"][0]["text"] in words
         assert all(table["title"] in words for table in finding["tables"])
-    assert '"drawn_tokens": 4' in words  # settings
+    assert '"drawn_tokens": 8' in words  # settings
 
 
 def test_report_may_hold_a_study_twice_and_any_text(folders):
@@ -264,7 +275,6 @@ def test_report_refuses_what_is_no_finding(folders, tmp_path, damage, capsys):
         (["rates", "--lr", "nan"], "lr must be a finite number"),
         (["rates", "--tol", "0"], "tol must be"),
         (["constant", "--law", "xavier"], "law must be atoms"),
-        (["laws", "--record", "0", "5"], "record must be at least 1"),
         (["steps", "--record", "0", "5"], "record must name three or more steps"),
         (["epsilon", "--eps-values", "0"], "eps_values must be a finite number"),
         (["epsilon", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
@@ -274,6 +284,15 @@ def test_report_refuses_what_is_no_finding(folders, tmp_path, damage, capsys):
         (["tokens", "--depths", "4", "8"], "depths and heads must each name one size"),
         (["tokens", "--problems", "1"], "problems must be at least 2"),
         (["tokens", "--radius", "0"], "radius must be"),
+        (
+            ["tokens", "--tokens", "99"],
+            "tokens must be left out of the study tokens, which compares "
+            "several; got 99. Use --token-counts.",
+        ),
+        (["epsilon", "--eps", "1e-3"], "eps must be left out of the study epsilon"),
+        (["causal", "--causal"], "causal must be left out"),
+        (["laws", "--law", "truncated-normal"], "law must be left out"),
+        (["laws", "--record", "0", "1"], "record must leave out step 0, where the mean field"),
         (["dimension", "--record", "5"], "record must name step 0 and a later one"),
         (["dimension", "--dimensions", "0"], "dimensions must be at least 1"),
         (["uniform", "--starts", "99"], "starts must be at most 64"),

@@ -8,7 +8,7 @@ import inspect
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from ipslimit.checks import require_bool, require_int, require_real, resolve_device
+from ipslimit.checks import require_bool, require_int, require_real, resolve_device, shown
 
 from ..store import prepare_folder
 from ..study import Flat, Setting, Sizes, Study
@@ -42,6 +42,7 @@ class ClauseStudy(abc.ABC):
     TITLE: ClassVar[str]
     THEORY: ClassVar[str]
     LEAST_SEEDS: ClassVar[int] = 2  # seeds are what intervals come from
+    VARIED: ClassVar[dict[str, str]] = {}  # settings that are not one number here -> what to do
     QUICK: ClassVar[Sizes]
     FULL: ClassVar[Sizes]
 
@@ -70,6 +71,13 @@ class ClauseStudy(abc.ABC):
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         require_bool("quick", self.quick)
+        default = type(self).__dataclass_fields__["setting"].default
+        for name, remedy in self.VARIED.items():
+            if getattr(self.setting, name) != getattr(default, name):
+                raise ValueError(
+                    f"{name} must be left out of the study {self.NAME}, which compares several; "
+                    f"got {shown(getattr(self.setting, name))}. {remedy}"
+                )
         self.setting.check()
         self.sizes.check()
         require_int("seeds", self.sizes.seeds, self.LEAST_SEEDS)
@@ -102,6 +110,7 @@ class ClauseStudy(abc.ABC):
     def finding(self, sentence: str, **parts) -> Finding:
         """A `Finding` of this study."""
         settings = dataclasses.asdict(self) | dataclasses.asdict(self.sizes)
+        settings["setting"] = {k: v for k, v in settings["setting"].items() if k not in self.VARIED}
         settings = {k: v for k, v in settings.items() if k not in ("out", "device")}
         settings |= parts.pop("settings", {})
         parts = {"tables": [], "pictures": [], "numbers": {}, "notes": []} | parts

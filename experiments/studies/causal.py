@@ -12,7 +12,7 @@ from ..plots import NAMES, TEXT, caption, cells_of, legend_below, log_axes, tria
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
-from .finding import Finding, Measured, Picture, Table
+from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import curve, dots, label, legend_outside, page
 from .rates import refusals
 
@@ -27,6 +27,7 @@ class Causal(ClauseStudy):
     setting: Annotated[Setting, Flat] = Setting(steps=5, record=(0, 5), probes=0)
 
     NAME: ClassVar[str] = "causal"
+    VARIED: ClassVar[dict[str, str]] = {"causal": "It runs with and without mask."}
     TITLE: ClassVar[str] = "Rates with a causal mask"
     THEORY: ClassVar[str] = (
         "With a mask the limit is no McKean-Vlasov equation over tokens but a forward-backward "
@@ -104,8 +105,8 @@ def sentence(gaps: list[dict], step: int) -> str:
     largest = max(chosen, key=lambda gap: abs(gap["difference"]))
     x = next((g for g in chosen if (g["variable"], g["norm"], g["in"]) == ("x", "rms", "L")), None)
     first = "" if x is None else (
-        f"After {step} steps the fluctuation of x falls in L with exponent {x['causal']:.2f} with "
-        f"mask and {x['no mask']:.2f} without. "
+        f"After {counted_steps(step)} the fluctuation of x falls in L with exponent "
+        f"{x['causal']:.2f} with mask and {x['no mask']:.2f} without. "
     )  # fmt: skip
     return first + (
         f"{len(equal)} of {len(chosen)} differences of exponents of the fluctuation (x and p, rms "

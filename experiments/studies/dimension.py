@@ -25,7 +25,7 @@ from .families import (
     trend_row,
     typical,
 )
-from .finding import Finding, Measured, Picture, Table
+from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, page
 
 RULES = ("adamw", "block-adamw")
@@ -34,7 +34,7 @@ FAMILIES = ("embedded", "full")
 
 @dataclasses.dataclass(frozen=True)
 class Dimension(FamilyStudy):
-    """Error for d = 2 to 64 under AdamW and BlockAdamW, token norms held fixed.
+    """Error against d under AdamW and BlockAdamW, token norms held fixed.
 
     Held fixed while d varies: L, H, N, m, the number of atoms, eps, the norm of every token and
     target, the mean squared Frobenius norm of the heads' matrices, the number of steps, and the
@@ -55,9 +55,13 @@ class Dimension(FamilyStudy):
         steps=5, record=(0, 5), probes=0, contexts=2, atoms=8, eps=1e-3, lr=0.005
     )
     dimensions: tuple[int, ...] | None = None
-    """Token dimensions d (default: by size)."""
+    """Token dimensions d (default: from 2 to 64)."""
 
     NAME: ClassVar[str] = "dimension"
+    VARIED: ClassVar[dict[str, str]] = {
+        "d": "Use --dimensions.", "rule": "It runs adamw and block-adamw.",
+        "embedded": "It runs both families.",
+    }  # fmt: skip
     TITLE: ClassVar[str] = "Constants against the token dimension"
     THEORY: ClassVar[str] = (
         "AdamW moves a matrix by a norm that grows like the square root of its number of entries, "
@@ -149,8 +153,8 @@ def sentence(trends: dict, step: int) -> str:
                     f"{rule}, {family}: {values[0]} for the fluctuation, {values[1]} for the bias"
                 )
     return (
-        f"Slopes in d of the errors of x after {step} steps (rms; full family: over those at step "
-        f"0): {'; '.join(parts)}."
+        f"Slopes in d of the errors of x after {counted_steps(step)} (rms; full family: over "
+        f"those at step 0): {'; '.join(parts)}."
     )
 
 

@@ -18,7 +18,7 @@ from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult, progress_bar
 from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
-from .finding import Finding, Measured, Picture, Table
+from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, legend, page
 from .rates import refusals
 
@@ -42,7 +42,7 @@ NEVER = 1e30  # with such an eps Adam only decays the weights
 
 @dataclasses.dataclass(frozen=True)
 class Epsilon(ClauseStudy):
-    """Exponents for eps from 1e-1 to 1e-8 of the O(1) gradient.
+    """Exponents as eps, in units of the O(1) gradient, falls.
 
     As eps falls, a step of Adam tends to lr sign(g), the parameters of the limit get fronts in
     depth where g crosses zero, and a disturbance of g there moves a parameter by a whole step.
@@ -53,11 +53,12 @@ class Epsilon(ClauseStudy):
 
     setting: Annotated[Setting, Flat] = Setting(steps=5, record=(1, 5), probes=0)
     eps_values: tuple[float, ...] | None = None
-    """Values of eps (default: by size)."""
+    """Values of eps (default: from 1e-1 to 1e-8, by size)."""
     raw_eps: float = 1e-4
     """eps of the control, in units of the raw gradient."""
 
     NAME: ClassVar[str] = "epsilon"
+    VARIED: ClassVar[dict[str, str]] = {"eps": "Use --eps-values."}
     TITLE: ClassVar[str] = "Small eps, and raw gradients"
     THEORY: ClassVar[str] = (
         "The rates hold for every eps > 0 of the scaled gradient, with constants that may grow as "
@@ -126,6 +127,7 @@ class Epsilon(ClauseStudy):
                 "eps": {name: result.as_dict() for name, result in results.items()},
                 "control": control | {"trend": trend.as_dict()},
             },
+            settings={"eps_values": self.values},
             notes=sweep_notes(results) + damaged
             + [f"eps {name}: {why}" for name, r in results.items() for why in refusals(r)],
         )  # fmt: skip
@@ -216,7 +218,7 @@ def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: T
     errors = [results[eps].limit["error"] for eps in (first, last)]
     cell = control["cells"][-1]
     return (
-        f"Exponents of the fluctuation in L after {step} steps (rms): "
+        f"Exponents of the fluctuation in L after {counted_steps(step)} (rms): "
         f"{', '.join(parts) or 'none could be fitted'}. The "
         f"limit's own error rises from {errors[0]:.0e} to {errors[1]:.0e}. With raw gradients the "
         f"loss gained by training falls in L H with exponent {Measured.fit('', '', trend)}; at "

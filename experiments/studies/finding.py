@@ -106,6 +106,11 @@ class Finding:
     notes: list[str]
 
 
+def counted_steps(count: int) -> str:
+    """ "1 step", "5 steps"."""
+    return f"{count} step" if count == 1 else f"{count} steps"
+
+
 def write_finding(finding: Finding, folder: Path) -> None:
     """finding.json, a CSV per table, a PNG and a PDF per figure."""
     for table in finding.tables:

@@ -7,13 +7,11 @@ from typing import Annotated, ClassVar
 
 from matplotlib.figure import Figure
 
-from ipslimit.checks import require_int
-
 from ..plots import BIAS, NAMES, caption, cells_of, legend_below, log_axes, look, series
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
-from .finding import Finding, Measured, Picture, Table
+from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, page, rms
 from .rates import refusals
 
@@ -39,6 +37,7 @@ class Laws(ClauseStudy):
     """Largest error wanted of the limit's x and p."""
 
     NAME: ClassVar[str] = "laws"
+    VARIED: ClassVar[dict[str, str]] = {"law": "It runs xavier and truncated-normal."}
     TITLE: ClassVar[str] = "Rates for sampled laws"
     THEORY: ClassVar[str] = (
         "The theorem asks of the initial law compact support only, so the rates are those of any "
@@ -49,8 +48,11 @@ class Laws(ClauseStudy):
 
     def check(self) -> None:
         super().check()
-        for step in self.setting.recorded:
-            require_int("record", step, 1)  # at step 0 there is no bias, and no exponent of it
+        if 0 in self.setting.recorded:
+            raise ValueError(
+                "record must leave out step 0, where the mean field of these laws is zero and the "
+                f"bias with it; got {list(self.setting.recorded)}. Begin with step 1."
+            )
 
     def find(self, progress: bool = True) -> Finding:
         settings = [dataclasses.replace(self.setting, law=law) for law in LAWS]
@@ -115,8 +117,8 @@ def sentence(results: dict[str, SweepResult], step: int, floors: list[dict]) -> 
     ratios = [row["ratio"] for row in floors if row["norm"] == "rms" and row["ratio"]]
     least = f"{min(ratios):.1f}" if ratios else "many"
     return (
-        f"Exponents of x (rms) after {step} steps: {'; '.join(parts)}. The smallest fluctuation "
-        f"measured is {least} times the quadrature error."
+        f"Exponents of x (rms) after {counted_steps(step)}: {'; '.join(parts)}. The "
+        f"smallest fluctuation measured is {least} times the quadrature error."
     )
 
 

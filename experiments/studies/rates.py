@@ -26,7 +26,7 @@ from ..plots import (
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
-from .finding import Finding, Measured, Picture, Table
+from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import dots, label, legend_outside, page, rms
 
 VARIABLES = ("x", "p", "theta")
@@ -150,8 +150,8 @@ def sentence(result: SweepResult, steps) -> str:
     if not parts:
         return "No exponent of the fluctuation in L could be fitted: add depths or seeds."
     return (
-        f"After {last} steps the fluctuation falls in L with the exponents: {'; '.join(parts)}. "
-        f"-1/2 lies in the intervals of {', '.join(held[-0.5]) or 'none'}, "
+        f"After {counted_steps(last)} the fluctuation falls in L with the exponents: "
+        f"{'; '.join(parts)}. -1/2 lies in the intervals of {', '.join(held[-0.5]) or 'none'}, "
         f"-1/3 in those of {', '.join(held[-1 / 3]) or 'none'}."
     )
 

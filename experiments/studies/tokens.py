@@ -23,7 +23,7 @@ from .families import (
     trend_row,
     typical,
 )
-from .finding import Finding, Measured, Picture, Table
+from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, page
 
 MASKS = {"no mask": False, "causal": True}
@@ -31,7 +31,7 @@ MASKS = {"no mask": False, "causal": True}
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(FamilyStudy):
-    """Error at fixed (L, H) for N = 4 to 256 tokens, with and without causal mask.
+    """Error at fixed (L, H) against the number of tokens N, with and without causal mask.
 
     Held fixed while N varies: L, H, the atoms, the draws of the heads, the targets and their norm,
     the norm of every token; contexts with fewer tokens are the first tokens of those with more.
@@ -43,9 +43,12 @@ class Tokens(FamilyStudy):
         steps=3, record=(0, 3), probes=0, contexts=2, atoms=8, drawn_tokens=256
     )
     token_counts: tuple[int, ...] | None = None
-    """Numbers of tokens N (default: by size)."""
+    """Numbers of tokens N (default: from 4 to 256, by size)."""
 
     NAME: ClassVar[str] = "tokens"
+    VARIED: ClassVar[dict[str, str]] = {
+        "tokens": "Use --token-counts.", "causal": "It runs with and without mask."
+    }  # fmt: skip
     TITLE: ClassVar[str] = "Constants against the number of tokens"
     THEORY: ClassVar[str] = (
         "Without mask the limit is a McKean-Vlasov equation over tokens and the bounds do not "
@@ -125,9 +128,9 @@ def sentence(table: list[dict], step: int) -> str:
     rising, falling = (sum(test(row) for row in free) for test in (
         lambda row: row["low"] > 0, lambda row: row["high"] < 0))  # fmt: skip
     return (
-        f"After {step} steps the fluctuation goes with N like N to the power {'; '.join(parts)}. "
-        f"Without mask {rising} of {len(free)} slopes (fluctuation and bias, x and p, rms and sup) "
-        f"lie above 0 with their whole 95 % interval, {falling} below."
+        f"After {counted_steps(step)} the fluctuation goes with N like N to the power "
+        f"{'; '.join(parts)}. Without mask {rising} of {len(free)} slopes (fluctuation and bias, "
+        f"x and p, rms and sup) lie above 0 with their whole 95 % interval, {falling} below."
     )
 
 
