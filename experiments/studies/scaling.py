@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from ipslimit import Atoms, Heads, Problem, train_particles
@@ -184,17 +185,20 @@ def sentence(slopes: list[dict]) -> str:
 def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: str) -> Figure:
     out, axes = page(1, 2, 3.0, words, width_ratios=(1.3, 1))
     left, right = axes[0]
-    for i, (alpha, table) in enumerate(rows.items()):
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        cells = cells_of(table, 0, "x").get("fluctuation", {})
-        fewest, most = min(h for _, h in cells), max(h for _, h in cells)
-        for heads in sorted({fewest, most}):
+    sizes = [cells_of(table, 0, "x").get("fluctuation", {}) for table in rows.values()]
+    every = sorted({heads for cells in sizes for _, heads in cells})
+    for i, (alpha, cells) in enumerate(zip(rows, sizes, strict=True)):
+        # an order of its own: there may be more exponents than colours to tell apart
+        colour = colormaps["viridis"](0.9 * i / max(1, len(rows) - 1))
+        for heads in {every[0], every[-1]}:
             points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
-            left.plot(*zip(*points, strict=True), color=colour, marker=marker, ms=3.5, lw=0.8,
-                      mfc=colour if heads == fewest else "white",
-                      label=f"α = {alpha:g}, H={heads:g}")  # fmt: skip
-    log_axes(left, sorted({depth for table in rows.values() for depth in (r["L"] for r in table)}))
-    legend_below(left, columns=len(rows))
+            left.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3.5, lw=0.8,
+                      mfc=colour if heads == every[0] else "white",
+                      label=f"α = {alpha:g}" if heads == every[0] else None)  # fmt: skip
+    for heads, face in {every[-1]: "white", every[0]: "0.3"}.items():
+        left.plot([], [], color="0.3", marker="o", ms=3.5, lw=0.8, mfc=face, label=f"H={heads:g}")
+    log_axes(left, sorted({depth for cells in sizes for depth, _ in cells}))
+    legend_below(left, columns=3)
     label(left, x="depth L", y="spread of x over seeds")
     ends = np.array([min(rows) - 0.03, max(rows) + 0.03])
     right.plot(ends, 0.5 - ends, color="0.4", lw=0.8, label="1/2 − α")
