@@ -1,6 +1,7 @@
 """ipslimit.nn: the centered-affine layer, its conversions, and when its centre moves."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -204,6 +205,75 @@ def test_calibration_takes_a_mask():
     torch.testing.assert_close(model.centre, x[mask].mean(0), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_mean_that_is_not_finite_is_left_out(bad, step):
+    """Of that layer alone: the other one saw finite rows."""
+    model = center_linears(nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)]).to(F64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    policy = Recentring(model, optimizer, decay=0.5)
+    averages = [None, None]
+    for k in range(4):
+        rows = [normal(8, 4, seed=k), normal(8, 4, seed=9 + k)]
+        if k == step:
+            rows[0][3, 1] = bad
+        optimizer.zero_grad()
+        for module, x in zip(model, rows):
+            module(x).sum().backward()
+        optimizer.step()
+        for i, mean in enumerate(x.mean(0) for x in rows):
+            if mean.isfinite().all():
+                averages[i] = mean if averages[i] is None else 0.5 * (averages[i] + mean)
+        for module, average in zip(model, averages):
+            expected = torch.zeros(4, dtype=F64) if average is None else average
+            torch.testing.assert_close(module.centre, expected, rtol=0, atol=1e-15)
+    assert policy.steps == 4 and all(p.isfinite().all() for p in policy.averages.values())
+
+
+def test_a_centre_that_is_not_finite_is_refused():
+    made, half = layer(), layer(dtype=torch.float16)
+    before = copy.deepcopy(made.state_dict())
+    for bad in (torch.tensor([0.0, math.nan, 1.0, 1.0]), torch.full((4,), math.inf)):
+        with pytest.raises(ValueError, match="centre must be finite"):
+            made.recentre_(bad)
+    with pytest.raises(ValueError, match="centre must be finite"):
+        half.recentre_(torch.full((4,), 1e6))  # finite in float32 alone
+    with pytest.raises(ValueError, match="the mean input of CenteredLinear must be finite"):
+        with calibrate_centres(made):
+            made(torch.full((2, 4), math.nan, dtype=F64))
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_states_of_linears_load(assign):
+    linear, x = network(), normal(5, 4)
+    state = linear.state_dict()
+    names = set(state)
+    model = center_linears(copy.deepcopy(linear))
+    model[0].recentre_(normal(4, seed=1))
+    if assign:
+        model = model.to("meta")
+    assert not any(model.load_state_dict(state, assign=assign))
+    assert torch.equal(model(x), linear(x)) and not model[0].centre.any()
+    assert set(state) == names
+    layers = nn.TransformerEncoderLayer(8, 2, 16)
+    center_linears(copy.deepcopy(layers)).load_state_dict(layers.state_dict())
+
+
+def test_only_whole_states_of_linears_load():
+    made, state = layer(), nn.Linear(4, 3).state_dict()
+    for change, message in (
+        ({"centre": torch.zeros(4)}, "Missing.*beta.*Unexpected.*bias|Unexpected.*bias.*Missing"),
+        ({"beta": torch.zeros(3)}, "Unexpected.*bias"),
+        ({"other": torch.zeros(3)}, "Unexpected.*other"),
+        ({"bias": torch.zeros(2)}, "size mismatch for beta"),
+    ):
+        with pytest.raises(RuntimeError, match=f"(?s){message}"):
+            made.load_state_dict(state | change)
+    with pytest.raises(RuntimeError, match=r"Missing.*beta.*centre"):
+        made.load_state_dict({"weight": state["weight"]})
+
+
 def test_resumes_to_the_bit(tmp_path):
     def start():
         model = center_linears(network())
@@ -220,8 +290,32 @@ def test_resumes_to_the_bit(tmp_path):
     train(*second[:2], 3, first=4)
     for name, value in straight[0].state_dict().items():
         assert torch.equal(value, second[0].state_dict()[name])
-    with pytest.raises(ValueError, match="this model's layers only"):
-        second[2].load_state_dict({"steps": 1, "averages": {"other": torch.zeros(4)}})
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ({}, TypeError, "state must be a dict with steps and averages"),
+        (3, TypeError, "state must be a dict with steps and averages"),
+        ({"steps": "a", "averages": {}}, TypeError, r"state\['steps'\] must be an integer"),
+        ({"steps": -1, "averages": {}}, ValueError, r"state\['steps'\] must be at least 0"),
+        ({"steps": 1, "averages": 3}, TypeError, r"state\['averages'\] must be a dict"),
+        ({"steps": 1, "averages": {"other": torch.zeros(4)}}, ValueError, "model's layers only"),
+        ({"steps": 1, "averages": {"0": torch.ones(3)}}, ValueError, r"a tensor \(4,\); got.*3"),
+        ({"steps": 1, "averages": {"0": "a"}}, ValueError, r"a tensor \(4,\); got 'a'"),
+        ({"steps": 1, "averages": {"0": torch.full((4,), math.nan)}}, ValueError, "be finite"),
+    ],
+)
+def test_states_that_are_none_are_refused_whole(state, error, message):
+    model = center_linears(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    policy = Recentring(model, optimizer)
+    train(model, optimizer, 1)
+    before = policy.state_dict()
+    with pytest.raises(error, match=message):
+        policy.load_state_dict(state)
+    assert policy.steps == 1
+    assert all(torch.equal(policy.averages[k], v) for k, v in before["averages"].items())
 
 
 def test_a_copied_policy_goes_on_with_the_copied_optimizer():
@@ -256,12 +350,13 @@ ADAM = torch.optim.AdamW(MODEL.parameters())
     [
         (lambda: CenteredLinear(0, 2), ValueError, "in_features"),
         (lambda: CenteredLinear(2, 2.0), TypeError, "out_features"),
-        (lambda: CenteredLinear.from_linear(MODEL), TypeError, "linear must be an nn.Linear"),
+        (lambda: CenteredLinear.from_linear(nn.ReLU()), TypeError, "linear must.*Pass the layer"),
         (lambda: CenteredLinear.from_linear(nn.Linear(2, 2, bias=False)), ValueError, "a bias"),
         (lambda: layer().recentre_(torch.zeros(3)), ValueError, r"centre must be a tensor \(4,\)"),
         (lambda: layer().recentre_(0.0), ValueError, "centre must be a tensor"),
         (lambda: Recentring(network(), ADAM), ValueError, "center_linears"),
         (lambda: Recentring(MODEL, MODEL), TypeError, "optimizer must be"),
+        (lambda: Recentring(center_linears(network()), ADAM), ValueError, "optimizer must train"),
         (lambda: Recentring(3, ADAM), TypeError, "model must be"),
         (lambda: Recentring(MODEL, ADAM, every=0), ValueError, "every"),
         (lambda: Recentring(MODEL, ADAM, decay=1.0), ValueError, "decay"),

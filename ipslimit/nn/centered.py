@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..checks import require_int, resolve_device, shown
+from ..checks import require_finite, require_int, resolve_device, shown
 
 
 class CenteredLinear(nn.Module):
@@ -18,7 +18,8 @@ class CenteredLinear(nn.Module):
     layer's boundary about where the inputs are and does not shift it; how stable training is then
     depends on when c is moved alone (`Recentring`, `calibrate_centres`), for moving it by
     `recentre_` leaves the function as it is. Moved to the mean of every batch before its gradient,
-    this layer under AdamW, with decay on S only, is SBO-AdamW.
+    this layer under AdamW, with decay on S only, is SBO-AdamW. `calibrate_centres` about a forward
+    pass of the batch does that; `Recentring` moves it after the step.
 
     The forward pass is that of a Linear whose bias is beta - S c.
 
@@ -43,6 +44,8 @@ class CenteredLinear(nn.Module):
     -----
     The step that *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927, calls
     for; this form of it is ours. Beta is not to be decayed: see `decay_groups`.
+
+    A state dict of the nn.Linear loads too: its bias is beta at the centre 0.
     """
 
     centred = True  # what ipslimit.affine knows it by
@@ -97,7 +100,7 @@ class CenteredLinear(nn.Module):
         Raises
         ------
         ValueError
-            If `centre` is not (in_features,).
+            If `centre` is not (in_features,) or not finite in the layer's dtype.
         """
         if not isinstance(centre, torch.Tensor) or centre.shape != self.centre.shape:
             raise ValueError(
@@ -105,9 +108,23 @@ class CenteredLinear(nn.Module):
                 f"{shown(getattr(centre, 'shape', centre))}. Pass the mean of the inputs over rows."
             )
         centre = centre.to(self.centre)
+        require_finite("centre", centre)
+        self._move(centre)
+        return self
+
+    def _move(self, centre: torch.Tensor) -> None:
         self.beta.addmv_(self.weight, centre - self.centre)
         self.centre.copy_(centre)
-        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        bias = state_dict.get(prefix + "bias")
+        ours = {prefix + "beta", prefix + "centre"}
+        if isinstance(bias, torch.Tensor) and ours.isdisjoint(state_dict):  # of an nn.Linear
+            state_dict = {k: v for k, v in state_dict.items() if k != prefix + "bias"}
+            # of the bias's kind: this layer may be on the device meta (assign=True)
+            centre = bias.new_zeros(self.in_features)
+            state_dict |= {prefix + "beta": bias, prefix + "centre": centre}
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> CenteredLinear:
@@ -124,7 +141,10 @@ class CenteredLinear(nn.Module):
             If it has no bias.
         """
         if not isinstance(linear, nn.Linear):
-            raise TypeError(f"linear must be an nn.Linear; got {type(linear).__name__}.")
+            raise TypeError(
+                f"linear must be an nn.Linear; got {type(linear).__name__}. Pass the layer itself; "
+                "center_linears(model) converts those inside a model."
+            )
         if linear.bias is None:
             raise ValueError("linear must have a bias; got bias=False. Leave it as it is.")
         layer = cls.__new__(cls)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from ..affine import AffineMap, InputMeans, find_maps, named_modules
-from ..checks import require_int, require_real, shown
+from ..checks import require_finite, require_int, require_real, shown
 
 
 class Recentring:
@@ -16,15 +17,16 @@ class Recentring:
 
     After every step of the optimizer the mean of the step's rows enters an exponential average;
     after every `every` steps the centres move to the averages, which leaves the model's function
-    and the optimizer's state as they are. Steps that are skipped (AMP) do not count; rows are seen
-    as `ipslimit.optim.SBOAdamW` sees them, so gradient accumulation, activation checkpointing,
+    and the optimizer's state as they are. Steps that are skipped (AMP) do not count, and a mean
+    that is not finite is left out: the layer keeps its average. Rows are seen as
+    `ipslimit.optim.SBOAdamW` sees them, so gradient accumulation, activation checkpointing,
     evaluation, compiled models and `DistributedDataParallel` are taken care of.
 
     Parameters
     ----------
     model : nn.Module
     optimizer : torch.optim.Optimizer
-        Any that trains the model; its `step` is what counts.
+        Any that trains the model, or layers of it; its `step` is what counts.
     every : int
         T: steps between two moves.
     decay : float in [0, 1)
@@ -43,7 +45,8 @@ class Recentring:
     Raises
     ------
     TypeError, ValueError
-        On bad arguments, and on a model without `CenteredLinear`.
+        On bad arguments, on a model without `CenteredLinear`, and where the optimizer trains none
+        of them.
     """
 
     def __init__(
@@ -61,7 +64,15 @@ class Recentring:
             )
         self.every = require_int("every", every)
         self.decay = require_real("decay", decay, 0.0, 1.0, include_high=False)
-        self.means = InputMeans(centred_maps(model), process_group)
+        maps = centred_maps(model)
+        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        if all(m.weight not in trained and m.bias not in trained for m in maps):
+            raise ValueError(
+                "optimizer must train a CenteredLinear of the model; got "
+                f"{type(optimizer).__name__} without their parameters. Pass the optimizer of this "
+                "model."
+            )
+        self.means = InputMeans(maps, process_group)
         self.steps = 0
         self.averages: dict[str, torch.Tensor] = {}
         self.optimizer = optimizer
@@ -81,14 +92,18 @@ class Recentring:
         for m, mean in self.means.gather().items():
             if mean is None:
                 continue
-            if m.name not in self.averages:
-                self.averages[m.name] = mean[0].clone()
-            self.averages[m.name].lerp_(mean[0], 1.0 - self.decay)
+            (mean,), finite = mean, mean.isfinite().all()
+            if m.name in self.averages:
+                average = self.averages[m.name]
+                # on the device: nobody waits for it in a step
+                average.lerp_(torch.where(finite, mean, average), 1.0 - self.decay)
+            elif finite:
+                self.averages[m.name] = mean.clone()
         self.means.reset()
         if self.steps % self.every == 0:
             for m in self.means.maps:
                 if m.name in self.averages:
-                    m.module.recentre_(self.averages[m.name])
+                    m.module._move(self.averages[m.name])
 
     def remove(self) -> None:
         """Stop following; the centres stay where they are."""
@@ -105,21 +120,40 @@ class Recentring:
 
         Raises
         ------
-        ValueError
-            If it has averages of layers that this model has not.
+        TypeError, ValueError
+            If it is no such state, or has averages of layers that this model has not, of another
+            shape, or not finite.
         """
+        if not isinstance(state, Mapping) or not {"steps", "averages"} <= state.keys():
+            raise TypeError(
+                f"state must be a dict with steps and averages; got {shown(state)}. Pass what "
+                "state_dict() gave."
+            )
+        steps = require_int("state['steps']", state["steps"], 0)
         layers = {m.name: m.module for m in self.means.maps}
-        unknown = sorted(set(state["averages"]) - set(layers))
+        if not isinstance(state["averages"], Mapping):
+            raise TypeError(
+                "state['averages'] must be a dict of tensors by layer; got "
+                f"{shown(state['averages'])}. Pass what state_dict() gave."
+            )
+        unknown = sorted(state["averages"].keys() - layers.keys(), key=str)
         if unknown:
             raise ValueError(
                 f"state must have averages of this model's layers only; got {shown(unknown)}. "
                 "Load it beside the model it was saved with."
             )
-        self.steps = state["steps"]
-        self.averages = {
-            name: mean.to(layers[name].centre, copy=True)
-            for name, mean in state["averages"].items()
-        }
+        averages = {}
+        for name, mean in state["averages"].items():
+            centre = layers[name].centre
+            if not isinstance(mean, torch.Tensor) or mean.shape != centre.shape:
+                raise ValueError(
+                    f"state['averages'][{name!r}] must be a tensor {tuple(centre.shape)}; got "
+                    f"{shown(getattr(mean, 'shape', mean))}. Load it beside the model it was "
+                    "saved with."
+                )
+            averages[name] = mean.to(centre, copy=True)
+            require_finite(f"state['averages'][{name!r}]", averages[name])
+        self.steps, self.averages = steps, averages
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k != "_handle"}
@@ -144,7 +178,7 @@ def calibrate_centres(model: nn.Module):
     Raises
     ------
     ValueError
-        If the model has no `CenteredLinear`.
+        If the model has no `CenteredLinear`, or the mean of an input is not finite.
     RuntimeError
         If one of them saw no rows.
     """
@@ -158,6 +192,7 @@ def calibrate_centres(model: nn.Module):
                     f"calibrate_centres() saw no input of {m.name}. Call the model inside the "
                     "with block."
                 )
+            require_finite(f"the mean input of {m.name}", mean[0])
             m.module.recentre_(mean[0])
     finally:
         means.remove()
