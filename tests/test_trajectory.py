@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +81,20 @@ def test_orthogonal_displacements_have_no_backbone():
     assert backbone.share == pytest.approx(1 / 8, rel=1e-12)
     assert backbone.dimension == pytest.approx(8.0, rel=1e-12)
     assert backbone.components(0.95) == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_fraction_takes_more_components_than_there_are(seed):
+    backbone = trajectory_of(points(3 + seed, size=60, seed=seed, drift=0.0)).backbone()
+    count = len(backbone.spectrum)
+    assert backbone.components(1.0) == count
+    for k, up_to in enumerate(np.cumsum(backbone.spectrum)[:-1]):
+        assert backbone.components(up_to - 1e-9) == k + 1
+    flat = np.concatenate([np.zeros((1, 8)), np.eye(8)[[0, 0, 0, 1]]])
+    assert trajectory_of(flat).backbone().components(1.0) == 2
+    for fraction in (0.0, 2.0, np.nan):
+        with pytest.raises(ValueError, match="fraction must be"):
+            backbone.components(fraction)
 
 
 @given(cuts=st.lists(st.integers(1, 39), unique=True, max_size=5))
@@ -174,7 +189,60 @@ def test_bad_input_is_named():
         trajectory_of(points()).rolling(10)
     with pytest.raises(ValueError, match="gradients"):
         trajectory_of(points()).norms("gradients")
+    for rows in ([99], [-10], [0.5], ["a"], [[0]], 3, slice("a", None), [True], object()):
+        with pytest.raises(ValueError, match=r"which must be a mark.*got"):
+            trajectory_of(points()).norms(rows)
     with pytest.raises(ValueError, match="at least one block"):
         gram_matrix([])
     with pytest.raises(ValueError, match="same vectors"):
         gram_matrix([np.ones((2, 3)), np.ones((3, 3))])
+
+
+def test_rows_are_counted_in_any_sequence():
+    trajectory = trajectory_of(points())
+    expected = trajectory.norms()
+    np.testing.assert_array_equal(trajectory.norms((1, 2)), expected[1:3])
+    np.testing.assert_array_equal(trajectory.norms(np.arange(9) > 6), expected[7:])
+    np.testing.assert_array_equal(trajectory.norms([-1]), expected[-1:])
+    for nothing in ((), [], slice(3, 3)):
+        assert trajectory.norms(nothing).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda t: t.rolling("a"), TypeError, "width must be an integer"),
+        (lambda t: t.rolling(1), ValueError, "width must be at least 2"),
+        (lambda t: t.until("a"), TypeError, "step must be a real number"),
+        (lambda t: t.until(0.5), ValueError, "step must be at least.*Use a later"),
+        (lambda t: t.backbone().excursion([1], start=99), ValueError, "start must be at most 8"),
+        (lambda t: Trajectory(np.eye(2), ["a", "b"]), TypeError, "steps must be numbers"),
+        (lambda t: Trajectory("a", [1]), TypeError, "gram must be numbers"),
+        (lambda t: Trajectory(np.eye(2), [1], 3), TypeError, "marks must be a dict"),
+        (
+            lambda t: gram_matrix([torch.ones(2, 2, requires_grad=True)]),
+            TypeError,
+            "blocks.*detach",
+        ),
+        (lambda t: gram_matrix(np.array(3.0)), TypeError, "blocks must be an iterable"),
+        (lambda t: displacements(3, 1), TypeError, "blocks must be an iterable"),
+        (lambda t: displacements([np.eye(3)], -1), ValueError, "points must be at least 1"),
+        (lambda t: displacements([np.eye(3)], "a"), TypeError, "points must be an integer"),
+        (lambda t: list(displacements([np.eye(3)], 9)), ValueError, "at least 10 rows; got"),
+        (lambda t: list(displacements([np.ones(3)], 1)), ValueError, "at least 2 rows; got"),
+        (lambda t: random_walk_share("a"), TypeError, "steps must be numbers"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call(trajectory_of(points()))
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [slice(2, 9), slice(0, 2), slice(3, 2), slice(2, None), slice(2, 4, 2), slice("a", 4), 3],
+)
+def test_marks_are_rows_after_the_displacements(mark):
+    assert len(Trajectory(np.eye(4), [1, 2], {"a": slice(4, 4)}).rows("a")) == 0
+    with pytest.raises(ValueError, match=r"marks must be slices .* from 2 to 4; got .*'a'"):
+        Trajectory(np.eye(4), [1, 2], {"a": mark})

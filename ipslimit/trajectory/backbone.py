@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..checks import require_int, require_real
+
 if TYPE_CHECKING:
     from .gram import Trajectory
 
@@ -58,8 +60,10 @@ class Backbone:
         return float(1.0 / np.square(self.spectrum).sum())
 
     def components(self, fraction: float) -> int:
-        """The fewest principal components whose shares sum to `fraction`."""
-        return int((np.cumsum(self.spectrum) < fraction).sum()) + 1
+        """The fewest principal components whose shares sum to `fraction`, in (0, 1]."""
+        fraction = require_real("fraction", fraction, 0.0, 1.0, include_low=False)
+        sums = np.cumsum(self.spectrum)
+        return int(np.searchsorted(sums, fraction * sums[-1])) + 1  # the last is 1 but for rounding
 
     def cosine_with(self, other: Backbone) -> float:
         """<v, w> with another direction of the same trajectory."""
@@ -103,6 +107,7 @@ class Backbone:
         combinations = np.zeros((len(rows), len(self.trajectory.gram)))
         combinations[np.arange(len(rows)), rows] = 1.0
         if start is not None:
+            start = require_int("start", start, 0, len(self.trajectory.gram) - 1)
             combinations[:, start] -= 1.0
         return self._split(combinations)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 
-from ..checks import shown
+from ..checks import require_int, require_real, shown
 from .backbone import Backbone, Rolling, principal
 
 
@@ -30,12 +31,11 @@ def gram_matrix(blocks: Iterable[np.ndarray]) -> np.ndarray:
 
     Raises
     ------
-    ValueError
-        If there is no block, or blocks differ in R.
+    TypeError, ValueError
+        If there is no block, or blocks are no matrices of numbers or differ in R.
     """
     total = None
-    for block in blocks:
-        block = np.asarray(block, dtype=np.float64)
+    for block in _arrays(blocks):
         if block.ndim != 2 or (total is not None and len(block) != len(total)):
             rows = "R" if total is None else str(len(total))
             raise ValueError(
@@ -54,11 +54,26 @@ def displacements(blocks: Iterable[np.ndarray], points: int) -> Iterator[np.ndar
 
     The rows after those (gradients, updates) pass as they are. Subtracting before the inner
     products matters: those of the points themselves would lose the digits of small displacements.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For `points` that are no count, and, as they come, for blocks without that many rows.
     """
-    for block in blocks:
-        block = np.array(block, dtype=np.float64)
-        block[1 : 1 + points] -= block[0]
-        yield block[1:]
+    points = require_int("points", points)
+    return (_moved(block, points) for block in _arrays(blocks))
+
+
+def _moved(block: np.ndarray, points: int) -> np.ndarray:
+    if block.ndim != 2 or len(block) <= points:
+        raise ValueError(
+            f"blocks must be matrices with an origin and {points} points, so at least {points + 1} "
+            f"rows; got {block.shape}. Pass the origin as row 0, and as points the rows that it is "
+            "subtracted from."
+        )
+    rows = block[1:].copy()
+    rows[:points] -= block[0]
+    return rows
 
 
 def random_walk_share(steps: Sequence[float]) -> float:
@@ -90,13 +105,13 @@ class Trajectory:
     steps : sequence of K numbers
         Training steps of the displacements since the origin: positive, increasing.
     marks : mapping name -> slice
-        Rows after the displacements, by name.
+        Rows after the displacements, by name: slice(start, stop) with K <= start <= stop <= R.
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         For a matrix that is not square, finite and symmetric, steps that do not increase, fewer
-        rows than steps.
+        rows than steps, marks of other rows.
 
     Notes
     -----
@@ -110,7 +125,7 @@ class Trajectory:
     marks: Mapping[str, slice] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        gram = np.asarray(self.gram, dtype=np.float64)
+        gram = _array("gram", self.gram)
         steps = _increasing("steps", self.steps)
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or len(gram) < len(steps):
             raise ValueError(
@@ -125,6 +140,7 @@ class Trajectory:
         # sums over blocks are symmetric to the last bit; anything worse is not a Gram matrix
         if not np.allclose(gram, gram.T, rtol=1e-10, atol=0.0):
             raise ValueError("gram must be symmetric. Use gram_matrix(blocks).")
+        _refuse_marks(self.marks, len(steps), len(gram))
         object.__setattr__(self, "gram", gram)
         object.__setattr__(self, "steps", tuple(float(step) for step in steps))
 
@@ -134,7 +150,13 @@ class Trajectory:
         return slice(0, len(self.steps))
 
     def rows(self, which: str | slice | Sequence[int] | None = None) -> np.ndarray:
-        """Row numbers of a mark, a slice or a sequence; of the displacements by default."""
+        """Row numbers of a mark, a slice or a sequence; of the displacements by default.
+
+        Raises
+        ------
+        ValueError
+            For a name that is no mark, and for numbers that are no rows.
+        """
         if which is None:
             which = self.points
         elif isinstance(which, str):
@@ -144,7 +166,19 @@ class Trajectory:
                     "that name when the trajectory is made."
                 )
             which = self.marks[which]
-        return np.arange(len(self.gram))[which]
+        numbers = np.arange(len(self.gram))
+        try:
+            if not isinstance(which, slice):
+                which = np.asarray(which, dtype=None if len(which) else int)
+            rows = numbers[which]
+        except (IndexError, TypeError, ValueError, RuntimeError):
+            rows = None
+        if rows is None or rows.ndim != 1:
+            raise ValueError(
+                "which must be a mark, a slice or a sequence of row numbers below "
+                f"{len(numbers)}; got {shown(which)}. Pass e.g. which=[0]."
+            )
+        return rows
 
     def norms(self, which=None) -> np.ndarray:
         """Euclidean norms of rows."""
@@ -167,7 +201,7 @@ class Trajectory:
     def rolling(self, width: int) -> Rolling:
         """Backbones of all windows of `width` consecutive displacements; see `Rolling`."""
         count = len(self.steps)
-        if not 2 <= width <= count:
+        if require_int("width", width, 2) > count:
             raise ValueError(
                 f"width must be from 2 to the number of displacements, {count}; got {width}. "
                 "Record more checkpoints, or take narrower windows."
@@ -183,10 +217,12 @@ class Trajectory:
 
     def until(self, step: float) -> Trajectory:
         """The trajectory with the displacements after `step` left out; other rows stay."""
+        step = require_real("step", step)
         count = sum(t <= step for t in self.steps)
         if not count:
             raise ValueError(
-                f"step must be at least the first recorded one, {self.steps[0]:g}; got {step!r}."
+                f"step must be at least the first recorded one, {self.steps[0]:g}; got {step!r}. "
+                "Use a later one."
             )
         cut = len(self.steps) - count
         keep = np.r_[0:count, len(self.steps) : len(self.gram)]
@@ -197,7 +233,7 @@ class Trajectory:
 
 
 def _increasing(name: str, values: Sequence[float]) -> np.ndarray:
-    steps = np.asarray(values, dtype=np.float64)
+    steps = _array(name, values)
     increasing = steps.ndim == 1 and len(steps) and np.isfinite(steps).all()
     if not increasing or steps[0] <= 0 or (np.diff(steps) <= 0).any():
         raise ValueError(
@@ -205,3 +241,40 @@ def _increasing(name: str, values: Sequence[float]) -> np.ndarray:
             "origin itself, at step 0, is not one of them."
         )
     return steps
+
+
+def _array(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise TypeError(
+            f"{name} must be numbers that numpy can read; got {shown(value)} ({reason}). Pass an "
+            "array; of a tensor, tensor.detach().cpu().double().numpy()."
+        ) from None
+
+
+def _arrays(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    try:
+        blocks = iter(blocks)
+    except TypeError:
+        raise TypeError(
+            f"blocks must be an iterable of matrices; got {shown(blocks)}. Use a list."
+        ) from None
+    return (_array("blocks", block) for block in blocks)
+
+
+def _refuse_marks(marks: Mapping[str, slice], count: int, rows: int) -> None:
+    if not isinstance(marks, Mapping):
+        raise TypeError(
+            f"marks must be a dict of slices by name; got {shown(marks)}. Pass e.g. "
+            f"{{'gradients': slice({count}, {rows})}}."
+        )
+    for name, mark in marks.items():
+        ends = (mark.start, mark.stop) if isinstance(mark, slice) else (None, None)
+        whole = all(isinstance(end, Integral) for end in ends) and mark.step in (None, 1)
+        if not whole or not count <= ends[0] <= ends[1] <= rows:
+            raise ValueError(
+                f"marks must be slices of rows after the displacements, from {count} to {rows}; "
+                f"got {shown(mark)} for {name!r}. Pass e.g. slice({count}, {rows})."
+            )
