@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -9,6 +11,13 @@ from ..affine import AffineMap, find_maps, named_modules
 from ..checks import require_bool, require_choice, require_real, shown
 
 CENTRES = ("batch", "ema", "fixed")
+OPTIONS = (
+    "lr", "betas", "eps", "weight_decay", "centre", "centre_decay", "compensate", "maximize",
+    "foreach",
+)  # fmt: skip
+# what a group holds besides: its parameters, what schedulers and loggers look for, and what torch
+# puts into the defaults of a copied optimizer
+OTHERS = ("params", "modules", "name", "initial_lr", "differentiable")
 
 
 def find(modules: list[nn.Module], exclude) -> list[AffineMap]:
@@ -41,46 +50,89 @@ def find(modules: list[nn.Module], exclude) -> list[AffineMap]:
 
 
 def as_groups(groups) -> list[dict]:
+    """Param groups as a list that may be read several times, without a parameter in two of them."""
     try:
-        groups = list(groups)
+        found = list(groups)
     except TypeError:
-        groups = None
-    dicts = bool(groups) and all(isinstance(group, dict) for group in groups)
-    if not dicts or not any("modules" in group for group in groups):
+        found = []
+    dicts = bool(found) and all(isinstance(group, dict) for group in found)
+    if not dicts or not any("modules" in group for group in found):
         raise TypeError(
             "model must be an nn.Module or a list of param groups that name modules, since the "
             f"inputs of affine layers are needed; got {shown(groups)}. Pass the model, or e.g. "
             "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]."
         )
-    return groups
+    found = [
+        group | {"params": list(group["params"])}
+        if isinstance(group.get("params"), Iterator)
+        else group
+        for group in found
+    ]
+    _refuse_shared(found)
+    return found
+
+
+def _refuse_shared(groups: list[dict]) -> None:
+    """As torch does, but by name."""
+    modules = [module for group in groups for module in modules_of(group)]
+    names = {p: name for module in modules for name, p in module.named_parameters()}
+    owners: dict[torch.Tensor, int] = {}
+    for i, group in enumerate(groups):
+        params = with_params(group)["params"]
+        for p in [params] if isinstance(params, torch.Tensor) else params:
+            if isinstance(p, torch.Tensor) and owners.setdefault(p, i) != i:
+                raise ValueError(
+                    "a parameter must not be in more than one param group; got "
+                    f"{names.get(p, 'one')} {tuple(p.shape)} in groups {owners[p]} and {i}. Leave "
+                    "it out of one of them; modules that share a parameter go into one group."
+                )
 
 
 def modules_of(group: dict) -> list[nn.Module]:
     modules = group.get("modules", ())
-    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
-    for module in modules:
-        if not isinstance(module, nn.Module):
-            raise TypeError(
-                f"modules must hold modules; got {shown(module)}. Pass e.g. "
-                "{'modules': [model.body]}."
-            )
-    return modules
+    if isinstance(modules, nn.Module):
+        return [modules]
+    try:
+        # an iterator would be empty at the second look
+        found = [None] if isinstance(modules, Iterator) else list(modules)
+    except TypeError:
+        found = [None]
+    if not all(isinstance(module, nn.Module) for module in found):
+        raise TypeError(
+            "modules must hold modules, as a list (it is read more than once); got "
+            f"{shown(modules)}. Pass e.g. {{'modules': [model.body]}}."
+        )
+    return found
 
 
 def with_params(group: dict) -> dict:
     """The group as torch.optim has it."""
     if ("modules" in group) == ("params" in group):
         raise ValueError(
-            f"a param group must have either 'modules' or 'params'; got {shown(sorted(group))}. "
+            f"a param group must have either 'modules' or 'params'; got {shown(list(group))}. "
             "Name the modules whose parameters it takes."
         )
     if "params" in group:
+        try:
+            isinstance(group["params"], torch.Tensor) or iter(group["params"])
+        except TypeError:
+            raise TypeError(
+                f"params must hold parameters; got {shown(group['params'])}. Pass e.g. "
+                "{'params': model.head.parameters()}."
+            ) from None
         return dict(group)
     params = dict.fromkeys(p for module in modules_of(group) for p in module.parameters())
     return {k: v for k, v in group.items() if k != "modules"} | {"params": list(params)}
 
 
 def check_options(options: dict) -> None:
+    """Refuse bad values in a param group with all its options, and options that nobody reads."""
+    unknown = options.keys() - {*OPTIONS, *OTHERS}
+    if unknown:
+        raise ValueError(
+            f"a param group must have options out of {', '.join(OPTIONS)}; got "
+            f"{shown(sorted(unknown, key=str))}. Correct the name, or leave it out."
+        )
     if isinstance(options["lr"], torch.Tensor):
         raise TypeError("lr must be a float; got a tensor. Pass float(lr).")
     require_real("lr", options["lr"], 0.0)
