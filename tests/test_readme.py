@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -14,3 +18,23 @@ def test_the_first_example_runs_and_converges(capsys):
     assert names["limit"].status == "converged"
     printed = capsys.readouterr().out
     assert "converged" in printed and "tensor(" in printed
+
+
+@pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "SAGGS"])
+def test_every_optimizer_works_by_itself_on_a_torch_model(word):
+    (block,) = (block for block in BLOCKS if word in block)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    padding, tokens = 0, torch.tensor([[1, 2, 3], [1, 0, 0]])
+    names = {"model": model, "tokens": tokens, "padding": padding}
+    before, _, after = block.partition("...\n")
+    exec(before, names)
+    for _ in range(11):
+        names["optimizer"].zero_grad()
+        out = model(torch.randn(2, 3, 16), src_key_padding_mask=tokens == padding)
+        (out * torch.randn(out.shape)).sum().backward()
+        names["optimizer"].step()
+    exec(after, names)
+    assert all(p.isfinite().all() for p in model.parameters())
+    if word == "Recentring":
+        assert all(layer.linear1.centre.any() for layer in model.layers)
