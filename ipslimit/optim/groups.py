@@ -35,8 +35,9 @@ def find(modules: list[nn.Module], exclude) -> list[AffineMap]:
     maps, unseen = find_maps(distinct, exclude)
     if unseen:
         raise ValueError(
-            f"exclude must name the output projections of nn.MultiheadAttention ({shown(unseen)}): "
-            "it applies them without calling them, so their inputs cannot be seen. Pass "
+            f"exclude must name the affine layers whose inputs cannot be seen ({shown(unseen)}): "
+            "nn.MultiheadAttention applies its output projection without calling it, and a class "
+            "with a forward of its own may change what enters the weight. Pass e.g. "
             "exclude=('*out_proj',) to train them by AdamW."
         )
     for m in maps:
