@@ -5,7 +5,7 @@ import torch
 from modules import GroupedAttention, NormedAttention, PlainMLP, SwiGLU, seeded
 from torch import nn
 
-from ipslimit.optim import Pair, Part, Side, find_pairs, rescale_pair, verify_pairs
+from ipslimit.optim import Pair, Part, Side, balance, find_pairs, rescale_pair, verify_pairs
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 MEMORY = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1))
@@ -337,8 +337,6 @@ HAND = {
 
 @pytest.mark.parametrize("case", HAND)
 def test_bad_pairs_by_hand_are_named(case):
-    from ipslimit.optim import balance
-
     pairs, error, message = HAND[case]
     with pytest.raises(error, match=message):
         balance(pairs)
@@ -351,6 +349,8 @@ def test_bad_pairs_by_hand_are_named(case):
         ((slice(None, None, 2),), "at most 2 slices of step 1"),
         ((slice(0, 1),) * 3, "at most 2 slices of step 1"),
         ((slice(3, 3),), "must not be empty"),
+        ((slice("a"),), "slices of step 1 between integers"),
+        ((slice(0, 1.5),), "slices of step 1 between integers"),
     ],
 )
 def test_bad_blocks_are_named(index, message):
@@ -363,3 +363,33 @@ def test_disjoint_blocks_of_one_parameter_may_be_in_one_pair():
     Pair(Side(Part(packed, (slice(0, 3),))), Side(Part(packed, (slice(3, 6),))))
     with pytest.raises(ValueError, match="share some"):
         Pair(Side(Part(packed, (slice(0, 4),))), Side(Part(packed, (slice(3, 6),))))
+
+
+def test_halves_may_be_parameters():
+    expected = Pair(Side(Part(A), (Part(BIAS),)), Side(Part(B)), feeds=True)
+    for first, second in (
+        (Side(A, (BIAS,)), Side(B)),
+        (Side(A, BIAS), Side(B, None)),
+        ((A, BIAS), (Part(B), None)),
+    ):
+        pair = Pair(first, second, feeds=True)
+        assert pair.key() == expected.key() and pair.feeds
+        assert all(isinstance(part, Part) for part in pair.parts)
+
+
+@pytest.mark.parametrize(
+    "halves, error, message",
+    [
+        ((A, B), TypeError, r"pair\[0\] must be \(matrix, bias or None\); got .*\(matrix, None\)"),
+        ((Side(A), Side("b")), TypeError, "must be an nn.Parameter; got 'b'"),
+        ((Side(A, ("b",)), Side(B)), TypeError, "must be an nn.Parameter; got 'b'"),
+        ((Side(A), 3), TypeError, r"pair\[1\] must be \(matrix, bias or None\); got 3"),
+        (
+            (Side(parameter(4, 4)), Side(parameter(3, 7))), ValueError,
+            r"dimension in common.*got \(4, 4\) and \(3, 7\).*two matrices of one product",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_halves_are_named(halves, error, message):
+    with pytest.raises(error, match=message):
+        Pair(*halves, feeds=True)

@@ -95,7 +95,7 @@ def refuse_settings(optimizer: Optimizer, pairs: list[Pair]) -> None:
         raise ValueError(
             f"feeds must be told; {type(optimizer).__name__} keeps means of what enters a matrix, "
             f"and {unsaid.name or 'a pair'} does not say whether its first matrix feeds the "
-            "second. Use find_pairs(model), or Pair(Side(...), Side(...), feeds=True) for value "
+            "second. Use find_pairs(model), or Pair((A, bias), (B, None), feeds=True) for value "
             "and output or an MLP, feeds=False for query and key."
         )
     owners = {id(part.parameter): pair for pair in pairs for part in pair.parts}
