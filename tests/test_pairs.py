@@ -167,6 +167,12 @@ def with_inner_norm():
     return model
 
 
+def with_property():
+    model = SwiGLU()
+    model.inner = type("Property", (nn.Module,), {})()
+    return model
+
+
 class OtherAttention(nn.MultiheadAttention):
     def forward(self, x):
         return x
@@ -216,6 +222,7 @@ REFUSED = {
     "weight_norm": (normalised_weight, "matrix", "up_proj is Parametrized|by a parametrization"),
     "wrapped projection": (with_other_projection, "matrix", "q_proj is Sequential, not nn.Linear"),
     "a norm inside": (with_inner_norm, "matrix", r"holds inner_norm \(RMSNorm\)"),
+    "a rope in the name of another": (with_property, "matrix", r"holds inner \(Property\)"),
     "another forward": (
         lambda: OtherAttention(16, 4), "matrix", "OtherAttention overrides the forward",
     ),
@@ -296,6 +303,59 @@ def test_verify_pairs_puts_everything_back():
     assert all(module.training for module in model.modules())
     with pytest.raises(TypeError, match="must return floating tensors"):
         verify_pairs(nn.Identity(), find_pairs(model), torch.ones(2, dtype=torch.long))
+
+
+COMPILED = {
+    "a layer": (encoder, ()),
+    "its attention": (encoder, ("self_attn",)),
+    "its Linears and their activation": (
+        lambda: encoder(nn.ReLU()), ("linear1", "linear2", "activation"),
+    ),
+    "a gated MLP inside": (lambda: nn.ModuleDict({"mlp": SwiGLU(), "a": encoder()}), ("mlp",)),
+    "an attention of projections": (GroupedAttention, ()),
+    "its projections": (GroupedAttention, ("q_proj", "o_proj")),
+    "a Sequential": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), ("0", "1"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.parametrize("per", ["matrix", "head"])
+def test_what_is_compiled_is_looked_through(case, per):
+    make, compiled = COMPILED[case]
+    model = make()
+    expected = find_pairs(model, per)
+    wrapped = model if compiled else torch.compile(model)
+    for name in compiled:
+        child = nn.ReLU() if name == "activation" else model._modules[name]
+        setattr(model, name, torch.compile(child))
+    found = find_pairs(wrapped, per)
+    assert [pair.name for pair in found] == [pair.name for pair in expected]
+    assert [pair.key() for pair in found] == [pair.key() for pair in expected]
+    names = {part.name for pair in found for part in pair.parts}
+    assert names == {part.name for pair in expected for part in pair.parts}
+
+
+def test_ties_are_seen_through_what_is_compiled():
+    model = tied_module()
+    model[1].up_proj = torch.compile(model[0].up_proj)
+    with pytest.raises(ValueError, match=r"is used 2 times.*0.up_proj, 1.up_proj"):
+        find_pairs(model)
+    model = nn.ModuleList([SwiGLU()])
+    model.append(torch.compile(model[0]))  # the site itself, used twice
+    assert len(find_pairs(model)) == 1
+    with pytest.raises(ValueError, match="none of qk, vo, mlp were found in Linear"):
+        find_pairs(torch.compile(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(
+    "name", ["RotaryEmbedding", "LlamaRotary", "RoPE", "rope", "Rope2d", "my_rope"]
+)
+def test_rotary_positions_commute_with_a_scale(name):
+    model = GroupedAttention()
+    model.positions = type(name, (nn.Module,), {})()
+    assert len(find_pairs(model)) == 2
 
 
 def test_probing_an_activation_leaves_the_random_state_alone():

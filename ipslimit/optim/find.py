@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..checks import require_real, require_several, shown
+from .blocks import uncompiled
 from .pairs import Pair, as_pairs
 from .sites import RECOGNISERS
 
@@ -65,6 +66,7 @@ def find_pairs(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
+    model = uncompiled(model)
     for name, value, allowed in (
         ("per", (per,), ("matrix", "head")),
         ("kinds", kinds := require_several("kinds", kinds, (str,), "('qk', 'vo')"), KINDS),
@@ -99,7 +101,7 @@ def _search(
 ) -> tuple[list[tuple[Pair, nn.Module]], list[str]]:
     """Pairs with the module each was found in, and the reasons of what was refused."""
     pairs, reasons = [], []
-    for name, module in model.named_modules():
+    for name, module in _named_modules(model):
         label = name or type(model).__name__
         for recognise in RECOGNISERS:
             found = recognise(module, label, per)
@@ -127,11 +129,11 @@ def _without_ties(
     """
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     parents: dict[int, list[str]] = {}
-    for name, module in model.named_modules():
+    for name, module in _named_modules(model):
         for attribute, parameter in module._parameters.items():
             holders.setdefault(id(parameter), []).append((module, _join(name, attribute)))
         for child_name, child in module._modules.items():
-            parents.setdefault(id(child), []).append(_join(name, child_name))
+            parents.setdefault(id(uncompiled(child)), []).append(_join(name, child_name))
     times = Counter(pair.key() for pair, _ in pairs)
     kept, reasons = {}, []
     for pair, site in pairs:
@@ -150,6 +152,13 @@ def _without_ties(
         else:
             kept[pair.key()] = pair
     return list(kept.values()), list(dict.fromkeys(reasons))
+
+
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules as if `torch.compile` had wrapped none of them."""
+    for name, module in model.named_modules():
+        if uncompiled(module) is module:
+            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
 
 
 def _join(name: str, child: str) -> str:
