@@ -5,7 +5,7 @@ import torch
 from modules import GroupedAttention, NormedAttention, PlainMLP, SwiGLU, seeded
 from torch import nn
 
-from ipslimit.optim import Pair, Part, Side, balance, find_pairs, rescale_pair, verify_pairs
+from ipslimit.optim import Pair, Part, Side, balance, find_pairs, rescale_pair
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 MEMORY = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1))
@@ -271,38 +271,6 @@ def test_refusals_can_be_skipped_and_are_told():
 def test_bad_arguments_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         find_pairs(*arguments)
-
-
-def test_verify_pairs_tells_a_symmetry_from_a_similar_network():
-    """A norm in the forward pass alone cannot be seen from the modules; it can from the outputs."""
-
-    class Hidden(GroupedAttention):
-        def forward(self, x):
-            q = nn.functional.rms_norm(self.q_proj(x), (16,))
-            k = nn.functional.rms_norm(self.k_proj(x), (8,)).repeat(1, 1, 2)
-            v = self.v_proj(x).repeat(1, 1, 2)
-            return self.o_proj(torch.softmax(q @ k.mT, -1) @ torch.tanh(v))
-
-    model = seeded(0, Hidden)
-    pairs = find_pairs(model)
-    # the norm hides the scale but for its eps; tanh does not let it through at all
-    with pytest.raises(ValueError, match="Hidden value/output changes an output by"):
-        verify_pairs(model, pairs, X)
-    honest = seeded(0, GroupedAttention)
-    assert verify_pairs(honest, find_pairs(honest), X) <= 1e-6
-
-
-def test_verify_pairs_puts_everything_back():
-    model = seeded(0, encoder)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    verify_pairs(model, find_pairs(model, "head"), X, scale=3.0)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(module.training for module in model.modules())
-    with pytest.raises(ValueError, match="inputs must give finite outputs"):
-        verify_pairs(model, find_pairs(model), X * torch.nan)
-    assert all(module.training for module in model.modules())
-    with pytest.raises(TypeError, match="must return floating tensors"):
-        verify_pairs(nn.Identity(), find_pairs(model), torch.ones(2, dtype=torch.long))
 
 
 COMPILED = {
