@@ -78,6 +78,10 @@ class Part:
         """The same block of a tensor with the parameter's shape, as a view."""
         return tensor[self.index] if self.index else tensor
 
+    def along(self, dim: int) -> slice:
+        """Which entries along a dimension."""
+        return self.index[dim] if len(self.index) > dim else slice(None)
+
     def overlaps(self, other: Part) -> bool:
         """Do the two share entries?"""
         if self.parameter is not other.parameter:
