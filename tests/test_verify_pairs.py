@@ -76,7 +76,7 @@ def test_values_that_are_not_finite_are_a_change():
 
 
 def test_pairs_that_the_outputs_do_not_depend_on_are_not_certified():
-    message = r"inputs must give outputs that depend on every pair; .* into {} changes none"
+    message = r"pairs must each have a part in the outputs; .* in place of {} change none"
     model = seeded(0, lambda: Branch(torch.tanh))
     model.gain = 0.0
     with pytest.raises(ValueError, match=message.format("Branch.fc1/fc2")):

@@ -232,16 +232,16 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
             allowed = max(eps**0.5 * min(share, 1.0), rounding)
             if not share > max(4.0 * allowed, 2.0 * eps):
                 raise ValueError(
-                    "inputs must give outputs that depend on every pair; putting random values "
-                    f"into {pair.name or 'a pair'} changes none by more than {share:.2g} of its "
-                    f"size, so that nothing is shown by its scale in {base[0].dtype}. Use inputs "
+                    "pairs must each have a part in the outputs; random values in place of "
+                    f"{pair.name or 'a pair'} change none by more than {share:.2g} of its size, so "
+                    f"that nothing is shown by its scale in {base[0].dtype}. Use inputs "
                     "that reach it (two tokens or more for attention), scale=4.0, or a copy of the "
                     "model in float64 in which nothing behind the pair is zero."
                 )
             if not (own <= eps**0.5 and change <= allowed):
                 raise ValueError(
                     f"every pair must leave the function unchanged; {pair.name or 'a pair'} "
-                    f"changes an output by {max(own, change):.2g} of its size when rescaled by "
+                    f"changes an output by {max(change, own):.2g} of its size when rescaled by "
                     f"{scale:g}. Something between the two matrices does not let a scale through, "
                     "or one of them is used elsewhere: leave the pair out."
                 )
