@@ -5,7 +5,7 @@ import torch
 from modules import GroupedAttention, NormedAttention, PlainMLP, SwiGLU, seeded
 from torch import nn
 
-from ipslimit.optim import Pair, Part, Side, find_pairs, rescale_pair, verify_pairs
+from ipslimit.optim import Pair, Part, Side, balance, find_pairs, rescale_pair
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 MEMORY = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1))
@@ -167,6 +167,12 @@ def with_inner_norm():
     return model
 
 
+def with_property():
+    model = SwiGLU()
+    model.inner = type("Property", (nn.Module,), {})()
+    return model
+
+
 class OtherAttention(nn.MultiheadAttention):
     def forward(self, x):
         return x
@@ -216,6 +222,7 @@ REFUSED = {
     "weight_norm": (normalised_weight, "matrix", "up_proj is Parametrized|by a parametrization"),
     "wrapped projection": (with_other_projection, "matrix", "q_proj is Sequential, not nn.Linear"),
     "a norm inside": (with_inner_norm, "matrix", r"holds inner_norm \(RMSNorm\)"),
+    "a rope in the name of another": (with_property, "matrix", r"holds inner \(Property\)"),
     "another forward": (
         lambda: OtherAttention(16, 4), "matrix", "OtherAttention overrides the forward",
     ),
@@ -266,36 +273,57 @@ def test_bad_arguments_are_named(arguments, error, message):
         find_pairs(*arguments)
 
 
-def test_verify_pairs_tells_a_symmetry_from_a_similar_network():
-    """A norm in the forward pass alone cannot be seen from the modules; it can from the outputs."""
-
-    class Hidden(GroupedAttention):
-        def forward(self, x):
-            q = nn.functional.rms_norm(self.q_proj(x), (16,))
-            k = nn.functional.rms_norm(self.k_proj(x), (8,)).repeat(1, 1, 2)
-            v = self.v_proj(x).repeat(1, 1, 2)
-            return self.o_proj(torch.softmax(q @ k.mT, -1) @ torch.tanh(v))
-
-    model = seeded(0, Hidden)
-    pairs = find_pairs(model)
-    # the norm hides the scale but for its eps; tanh does not let it through at all
-    with pytest.raises(ValueError, match="Hidden value/output changes an output by"):
-        verify_pairs(model, pairs, X)
-    honest = seeded(0, GroupedAttention)
-    assert verify_pairs(honest, find_pairs(honest), X) <= 1e-6
+COMPILED = {
+    "a layer": (encoder, ()),
+    "its attention": (encoder, ("self_attn",)),
+    "its Linears and their activation": (
+        lambda: encoder(nn.ReLU()), ("linear1", "linear2", "activation"),
+    ),
+    "a gated MLP inside": (lambda: nn.ModuleDict({"mlp": SwiGLU(), "a": encoder()}), ("mlp",)),
+    "an attention of projections": (GroupedAttention, ()),
+    "its projections": (GroupedAttention, ("q_proj", "o_proj")),
+    "a Sequential": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), ("0", "1"),
+    ),
+}  # fmt: skip
 
 
-def test_verify_pairs_puts_everything_back():
-    model = seeded(0, encoder)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    verify_pairs(model, find_pairs(model, "head"), X, scale=3.0)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(module.training for module in model.modules())
-    with pytest.raises(ValueError, match="inputs must give finite outputs"):
-        verify_pairs(model, find_pairs(model), X * torch.nan)
-    assert all(module.training for module in model.modules())
-    with pytest.raises(TypeError, match="must return floating tensors"):
-        verify_pairs(nn.Identity(), find_pairs(model), torch.ones(2, dtype=torch.long))
+@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.parametrize("per", ["matrix", "head"])
+def test_what_is_compiled_is_looked_through(case, per):
+    make, compiled = COMPILED[case]
+    model = make()
+    expected = find_pairs(model, per)
+    wrapped = model if compiled else torch.compile(model)
+    for name in compiled:
+        child = nn.ReLU() if name == "activation" else model._modules[name]
+        setattr(model, name, torch.compile(child))
+    found = find_pairs(wrapped, per)
+    assert [pair.name for pair in found] == [pair.name for pair in expected]
+    assert [pair.key() for pair in found] == [pair.key() for pair in expected]
+    names = {part.name for pair in found for part in pair.parts}
+    assert names == {part.name for pair in expected for part in pair.parts}
+
+
+def test_ties_are_seen_through_what_is_compiled():
+    model = tied_module()
+    model[1].up_proj = torch.compile(model[0].up_proj)
+    with pytest.raises(ValueError, match=r"is used 2 times.*0.up_proj, 1.up_proj"):
+        find_pairs(model)
+    model = nn.ModuleList([SwiGLU()])
+    model.append(torch.compile(model[0]))  # the site itself, used twice
+    assert len(find_pairs(model)) == 1
+    with pytest.raises(ValueError, match="none of qk, vo, mlp were found in Linear"):
+        find_pairs(torch.compile(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(
+    "name", ["RotaryEmbedding", "LlamaRotary", "RoPE", "rope", "Rope2d", "my_rope"]
+)
+def test_rotary_positions_commute_with_a_scale(name):
+    model = GroupedAttention()
+    model.positions = type(name, (nn.Module,), {})()
+    assert len(find_pairs(model)) == 2
 
 
 def test_probing_an_activation_leaves_the_random_state_alone():
@@ -337,8 +365,6 @@ HAND = {
 
 @pytest.mark.parametrize("case", HAND)
 def test_bad_pairs_by_hand_are_named(case):
-    from ipslimit.optim import balance
-
     pairs, error, message = HAND[case]
     with pytest.raises(error, match=message):
         balance(pairs)
@@ -351,6 +377,8 @@ def test_bad_pairs_by_hand_are_named(case):
         ((slice(None, None, 2),), "at most 2 slices of step 1"),
         ((slice(0, 1),) * 3, "at most 2 slices of step 1"),
         ((slice(3, 3),), "must not be empty"),
+        ((slice("a"),), "slices of step 1 between integers"),
+        ((slice(0, 1.5),), "slices of step 1 between integers"),
     ],
 )
 def test_bad_blocks_are_named(index, message):
@@ -363,3 +391,33 @@ def test_disjoint_blocks_of_one_parameter_may_be_in_one_pair():
     Pair(Side(Part(packed, (slice(0, 3),))), Side(Part(packed, (slice(3, 6),))))
     with pytest.raises(ValueError, match="share some"):
         Pair(Side(Part(packed, (slice(0, 4),))), Side(Part(packed, (slice(3, 6),))))
+
+
+def test_halves_may_be_parameters():
+    expected = Pair(Side(Part(A), (Part(BIAS),)), Side(Part(B)), feeds=True)
+    for first, second in (
+        (Side(A, (BIAS,)), Side(B)),
+        (Side(A, BIAS), Side(B, None)),
+        ((A, BIAS), (Part(B), None)),
+    ):
+        pair = Pair(first, second, feeds=True)
+        assert pair.key() == expected.key() and pair.feeds
+        assert all(isinstance(part, Part) for part in pair.parts)
+
+
+@pytest.mark.parametrize(
+    "halves, error, message",
+    [
+        ((A, B), TypeError, r"pair\[0\] must be \(matrix, bias or None\); got .*\(matrix, None\)"),
+        ((Side(A), Side("b")), TypeError, "must be an nn.Parameter; got 'b'"),
+        ((Side(A, ("b",)), Side(B)), TypeError, "must be an nn.Parameter; got 'b'"),
+        ((Side(A), 3), TypeError, r"pair\[1\] must be \(matrix, bias or None\); got 3"),
+        (
+            (Side(parameter(4, 4)), Side(parameter(3, 7))), ValueError,
+            r"dimension in common.*got \(4, 4\) and \(3, 7\).*two matrices of one product",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_halves_are_named(halves, error, message):
+    with pytest.raises(error, match=message):
+        Pair(*halves, feeds=True)

@@ -538,6 +538,78 @@ def test_damaged_state_is_named():
         optimizer.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "state, error, message",
+    [
+        (
+            {},
+            ValueError,
+            r"state_dict\[\"saggs\"\] must be a dict with the entry \"steps\"; got {}",
+        ),
+        (3, ValueError, r"state_dict\[\"saggs\"\] must be a dict with the entry \"steps\"; got 3"),
+        ({"steps": 1.0}, TypeError, r"\"steps\"\] must be an integer"),
+    ],
+)
+def test_damaged_entries_are_named_before_any_harm(state, error, message):
+    model = block()
+    optimizer = saggs(model)
+    train(model, optimizer, 1)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(saggs(block()).state_dict() | {"saggs": state})
+    assert same_state(optimizer.state_dict(), before)
+    with pytest.raises(TypeError, match="state_dict must be a dict; got 3"):
+        optimizer.load_state_dict(3)
+
+
+def test_what_the_wrapped_optimizer_has_is_reached():
+    model = block()
+    inner = SBOAdamW(model, centre="fixed")
+    optimizer = SAGGS(inner, find_pairs(model))
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    optimizer.row_mask = mask
+    assert inner.row_mask is mask and optimizer.row_mask is mask
+    assert "row_mask" not in vars(optimizer)
+    assert optimizer.maps is inner.maps
+    with optimizer.calibrate(), torch.no_grad():
+        model(X)
+    assert all("centre" in inner.state[m.weight] for m in inner.maps)
+    optimizer.every = 7  # its own stay its own
+    assert optimizer.every == 7 and not hasattr(inner, "every")
+    extra = nn.MultiheadAttention(4, 2)
+    optimizer.add_param_group({"modules": extra}, exclude="*out_proj")
+    assert len(optimizer.param_groups) == 2
+    with pytest.raises(TypeError, match="row_mask must be a bool tensor"):
+        optimizer.row_mask = 3
+
+
+def test_padding_does_not_count_through_the_wrapper():
+    mask = torch.arange(5) < torch.tensor([[5], [3], [2], [4]])
+    models = [block(), block()]
+    for model, padding in zip(models, (0.0, 100.0), strict=True):
+        optimizer = SAGGS(SBOAdamW(model.mlp), find_pairs(model.mlp))
+        optimizer.row_mask = mask
+        x = torch.where(mask.unsqueeze(-1), X, padding)
+        (model.mlp(x) - TARGET)[mask].square().mean().backward()
+        optimizer.step()
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-6)  # a step is 1e-3
+
+
+def test_attributes_that_nobody_has_are_refused():
+    model = block()
+    optimizer = saggs(model)
+    message = "SAGGS has no attribute 'row_mask', nor has the AdamW in it"
+    with pytest.raises(AttributeError, match=message):
+        optimizer.row_mask = torch.ones(4, 5, dtype=torch.bool)
+    with pytest.raises(AttributeError, match=message):
+        optimizer.row_mask  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'calibrate'"):
+        optimizer.calibrate()
+    with pytest.raises(AttributeError, match="no attribute 'evry'"):
+        optimizer.evry = 3
+
+
 @pytest.mark.parametrize("per", ["matrix", "head"])
 @pytest.mark.parametrize("centre", ["batch", "ema", "fixed"])
 def test_centres_of_sbo_follow_what_feeds_them(centre, per):

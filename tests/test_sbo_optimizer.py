@@ -433,6 +433,48 @@ def test_takes_over_the_state_of_adamw():
     assert optimizer.param_groups[0]["centre"] == "batch"
 
 
+FOREIGN = {
+    "amsgrad": (lambda p: torch.optim.AdamW(p, amsgrad=True), r"has amsgrad=True\. .*= False"),
+    "fused": (lambda p: torch.optim.AdamW(p, fused=True), r"has fused=True\. .*'fused'\] = False"),
+    "coupled decay": (
+        lambda p: torch.optim.Adam(p, weight_decay=0.1), "has decoupled_weight_decay=False.*= True",
+    ),
+    "NAdam": (torch.optim.NAdam, "has momentum_decay=0.004"),
+    "Adamax": (torch.optim.Adamax, "keeps 'exp_inf' of a parameter"),
+    "SGD": (lambda p: torch.optim.SGD(p, 0.1), "group 0 has no betas"),
+    "SGD with momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "group 0 has no betas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_states_of_other_optimizers_are_refused_before_any_harm(case):
+    make, message = FOREIGN[case]
+    model = network()
+    other = make(model.parameters())
+    train(model, other, 1)
+    optimizer = SBOAdamW(model)
+    train(model, optimizer, 1)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=f"state_dict must be one of SBOAdamW.*{message}"):
+        optimizer.load_state_dict(other.state_dict())
+    assert str(optimizer.state_dict()) == str(before)
+
+
+def test_a_hook_can_make_a_foreign_state_fit():
+    model = network()
+    other = torch.optim.AdamW(model.parameters(), fused=True)
+    train(model, other, 1)
+
+    def without_fused(_, state):
+        groups = [group | {"fused": None} for group in state["param_groups"]]
+        return state | {"param_groups": groups}
+
+    optimizer = SBOAdamW(model)
+    optimizer.register_load_state_dict_pre_hook(without_fused)
+    optimizer.load_state_dict(other.state_dict())
+    assert optimizer.state[model[0].weight]["step"] == 1
+
+
 def test_float32_follows_float64():
     a, b = network(), network().float()
     train(a, SBOAdamW(a, **OPTIONS), 5)

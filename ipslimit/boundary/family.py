@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..affine import AffineMap
+from ..optim.pairs import Pair
 from .parts import Parts
 
 # What is measured of every part; the ratios are taken when they are asked for.
@@ -53,6 +54,20 @@ class Family:
         vectors = torch.stack([shift, moved, shift + moved, bias, effective, drift])
         norms = torch.cat([torch.stack(self.gradients), _norm(vectors, (-2, -1))])
         return norms.flatten(1).T
+
+    def rescaled(self, pair: Pair, scale: float) -> None:
+        """Put what is fixed into the units of a pair that was rescaled: A <- c A, B <- B / c."""
+        if self.fixed is None:
+            return
+        first, second = (side.matrix for side in pair)
+        for i, m in enumerate(self.maps):
+            if m.weight is first.parameter:
+                self.start[i].view(-1)[first.along(0)] *= scale
+            if m.weight is second.parameter and pair.feeds:
+                channels = self.fixed[i].unflatten(-1, (m.weight.shape[1], -1))
+                channels[..., second.along(1), :] *= scale
+            elif m.weight is second.parameter:
+                self.start[i].view(-1)[second.along(0)] /= scale
 
     def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of weights and biases."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 
 from ..affine import InputMeans, find_maps, named_modules
 from ..checks import require_int, require_several, shown
+from ..optim import SAGGS, Pair
+from ..optim.exponents import refuse_unsaid, register_rescale_hook
 from .family import NORMS, Family
 from .parts import KEY_NAMES, Parts
 
@@ -39,7 +42,8 @@ class BoundaryProbe:
     model : nn.Module
     optimizer : torch.optim.Optimizer
         Any; layers whose weight or bias it does not train are not watched. Call backward before
-        `step`: a closure is refused.
+        `step`: a closure is refused. Of a `SAGGS` the step of the optimizer in it is measured:
+        balancing moves no boundary, and what is kept from earlier follows it.
     every : int
         Record steps 1, 1 + every, 1 + 2 every, ...; between them the inputs are not looked at.
     keys : patterns
@@ -92,6 +96,9 @@ class BoundaryProbe:
                 f"optimizer must be a torch optimizer; got {shown(optimizer)}. Pass the one that "
                 "trains the model."
             )
+        if isinstance(optimizer, SAGGS):
+            refuse_unsaid(optimizer.pairs, "BoundaryProbe")
+            optimizer = optimizer.optimizer
         self.every = require_int("every", every)
         keys = require_several("keys", keys, (str,), "('*.key',)")
         packed = require_several("packed", packed, (str,), "('*.qkv',)")
@@ -110,6 +117,12 @@ class BoundaryProbe:
         maps = [known.get((m.module, m.weight), m) for m in maps]
         own = [m for m in maps if m not in known.values()]
         self._own = InputMeans(own, process_group, beside=self._shared)
+        for pattern in packed:
+            if not any(fnmatchcase(m.name, pattern) for m in maps):
+                raise ValueError(
+                    f"packed must name layers that are watched; {shown(pattern)} matches none of "
+                    f"{shown([m.name for m in maps])}. Correct the pattern, or leave it out."
+                )
         parts = [Parts.of(m, keys, packed) for m in maps]
         families: dict[tuple, list[Parts]] = {}
         for p in parts:
@@ -130,6 +143,7 @@ class BoundaryProbe:
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
+            register_rescale_hook(optimizer, self._rescaled),
         ]
 
     @property
@@ -220,6 +234,14 @@ class BoundaryProbe:
                 self._flush()
         self._own.reset()
         self._own.pause(self._step % self.every != 0)
+
+    def _rescaled(self, pair: Pair, scale: float) -> None:
+        """A pair of the model has been rescaled, outside of what is measured as a step."""
+        if pair.feeds:
+            second = pair.second.matrix
+            self._own.rescale(second.parameter, second.along(1), scale)
+        for family in self._families:
+            family.rescaled(pair, scale)
 
     def _flush(self) -> None:
         if self._fresh:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from .blocks import uncompiled
+
 # Small and large arguments: GELU is linear far out, ReLU6 near zero
 _POINTS = (-30.0, -4.0, -1.3, -0.2, -0.01, 0.01, 0.2, 1.3, 4.0, 30.0)
 _SCALES = (0.5, 3.0, 10.0)
@@ -20,6 +22,7 @@ def refusal_of_activation(activation: object) -> str:
     The activation is evaluated at a few points, so a function of any name is judged by what it
     does: ReLU, LeakyReLU and the identity pass, GELU, SiLU, tanh and ReLU6 do not.
     """
+    activation = uncompiled(activation)
     if type(activation) in _HOMOGENEOUS:  # some are random, or have one slope per channel
         return ""
     name = _name(activation)

@@ -42,6 +42,13 @@ def _rows(tensor: torch.Tensor, start: int, count: int) -> tuple[slice, ...]:
     return () if (start, count) == (0, len(tensor)) else (slice(start, start + count),)
 
 
+def uncompiled(module: object) -> object:
+    """The module that `torch.compile` wrapped, which has all the parameters; else what came."""
+    while isinstance(module, torch.nn.Module) and "_orig_mod" in module._modules:
+        module = module._modules["_orig_mod"]
+    return module
+
+
 def rows_of(linear: torch.nn.Module, name: str) -> Rows:
     """All outputs of a Linear.
 
@@ -50,6 +57,7 @@ def rows_of(linear: torch.nn.Module, name: str) -> Rows:
     ValueError
         If it is another module, or its weight is computed from other tensors.
     """
+    linear = uncompiled(linear)
     if type(linear).forward is not torch.nn.Linear.forward:
         raise ValueError(f"{name} is {type(linear).__name__}, not nn.Linear")
     if isinstance(linear.weight, UninitializedTensorMixin):

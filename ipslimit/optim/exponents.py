@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..checks import require_int, shown
 from .pairs import Pair
@@ -81,6 +83,38 @@ def rescales_inputs(optimizer: Optimizer) -> Callable | None:
     return getattr(getattr(optimizer, "optimizer", optimizer), "rescale_input", None)
 
 
+def register_rescale_hook(
+    optimizer: Optimizer, hook: Callable[[Pair, float], None]
+) -> RemovableHandle:
+    """Call hook(pair, c) once a pair was rescaled together with this optimizer's state.
+
+    The hooks of a SAGGS are kept by the optimizer in it, so that it is the same whether one watches
+    that or the SAGGS, and which of them was made first.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    hooks = vars(inner).setdefault("_rescale_hooks", OrderedDict())
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def rescale_hooks(optimizer: Optimizer) -> list[Callable[[Pair, float], None]]:
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return list(vars(inner).get("_rescale_hooks", {}).values())
+
+
+def refuse_unsaid(pairs: Iterable[Pair], keeper: str) -> None:
+    """Refuse pairs that do not say what whoever looks at inputs has to know."""
+    unsaid = next((pair for pair in pairs if pair.feeds is None), None)
+    if unsaid is not None:
+        raise ValueError(
+            f"feeds must be told; {keeper} keeps means of what enters a matrix, and "
+            f"{unsaid.name or 'a pair'} does not say whether its first matrix feeds the second. "
+            "Use find_pairs(model), or Pair((A, bias), (B, None), feeds=True) for value and output "
+            "or an MLP, feeds=False for query and key."
+        )
+
+
 def refuse_settings(optimizer: Optimizer, pairs: list[Pair]) -> None:
     """Refuse parameter groups whose update does not go with rescaled parameters.
 
@@ -90,14 +124,10 @@ def refuse_settings(optimizer: Optimizer, pairs: list[Pair]) -> None:
         Naming the setting: coupled weight decay with moments, differentiable; and the pair, if it
         does not say what an optimizer that looks at inputs has to know.
     """
-    unsaid = next((pair for pair in pairs if pair.feeds is None), None)
-    if unsaid is not None and rescales_inputs(optimizer) is not None:
-        raise ValueError(
-            f"feeds must be told; {type(optimizer).__name__} keeps means of what enters a matrix, "
-            f"and {unsaid.name or 'a pair'} does not say whether its first matrix feeds the "
-            "second. Use find_pairs(model), or Pair(Side(...), Side(...), feeds=True) for value "
-            "and output or an MLP, feeds=False for query and key."
-        )
+    if rescales_inputs(optimizer) is not None:
+        refuse_unsaid(pairs, type(optimizer).__name__)
+    elif rescale_hooks(optimizer):
+        refuse_unsaid(pairs, f"what watches {type(optimizer).__name__}")
     owners = {id(part.parameter): pair for pair in pairs for part in pair.parts}
     for number, group in enumerate(optimizer.param_groups):
         pair = next((owners[id(p)] for p in group["params"] if id(p) in owners), None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..checks import require_real, require_several, shown
+from .blocks import uncompiled
 from .pairs import Pair, as_pairs
 from .sites import RECOGNISERS
 
@@ -65,6 +68,7 @@ def find_pairs(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
+    model = uncompiled(model)
     for name, value, allowed in (
         ("per", (per,), ("matrix", "head")),
         ("kinds", kinds := require_several("kinds", kinds, (str,), "('qk', 'vo')"), KINDS),
@@ -99,7 +103,7 @@ def _search(
 ) -> tuple[list[tuple[Pair, nn.Module]], list[str]]:
     """Pairs with the module each was found in, and the reasons of what was refused."""
     pairs, reasons = [], []
-    for name, module in model.named_modules():
+    for name, module in _named_modules(model):
         label = name or type(model).__name__
         for recognise in RECOGNISERS:
             found = recognise(module, label, per)
@@ -127,11 +131,11 @@ def _without_ties(
     """
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     parents: dict[int, list[str]] = {}
-    for name, module in model.named_modules():
+    for name, module in _named_modules(model):
         for attribute, parameter in module._parameters.items():
             holders.setdefault(id(parameter), []).append((module, _join(name, attribute)))
         for child_name, child in module._modules.items():
-            parents.setdefault(id(child), []).append(_join(name, child_name))
+            parents.setdefault(id(uncompiled(child)), []).append(_join(name, child_name))
     times = Counter(pair.key() for pair, _ in pairs)
     kept, reasons = {}, []
     for pair, site in pairs:
@@ -152,6 +156,13 @@ def _without_ties(
     return list(kept.values()), list(dict.fromkeys(reasons))
 
 
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules as if `torch.compile` had wrapped none of them."""
+    for name, module in model.named_modules():
+        if uncompiled(module) is module:
+            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
+
+
 def _join(name: str, child: str) -> str:
     return f"{name}.{child}" if name else child
 
@@ -160,8 +171,20 @@ def _join(name: str, child: str) -> str:
 def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0, **named) -> float:
     """Show on example inputs that rescaling any one of the pairs leaves the outputs unchanged.
 
-    The model is called as model(*inputs, **named) in evaluation mode, once and then once a pair,
-    rescaled by `scale`; parameters and mode are put back exactly.
+    The model is called as model(*inputs, **named) in evaluation mode, once and then three times a
+    pair: rescaled by `scale`, and before and after that with random values of order 1 in the
+    pair's place, for a branch that starts at zero, or is small, would hide what it does not let
+    through. Parameters, mode and random state are put back exactly.
+
+    Parameters
+    ----------
+    model : nn.Module
+    pairs
+        As `SAGGS`.
+    *inputs, **named
+        What the model is called with; entries of order 1, and as many tokens as make it attend.
+    scale : float >= 2, or in (0, 1/2]
+        Powers of two change no bit of any mantissa, and so show most.
 
     Returns
     -------
@@ -171,15 +194,22 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
     Raises
     ------
     TypeError, ValueError
-        For bad arguments, outputs that are not finite, and for a pair that changes an output by
-        more than the square root of its rounding, which no exact symmetry does.
+        For bad arguments, outputs that are not finite, for a pair that changes an output by more
+        than the square root of its rounding, which no exact symmetry does, and for a pair that
+        the outputs do not depend on, of which nothing can be shown.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
     pairs = as_pairs(pairs)
     scale = require_real("scale", scale, 0.0, include_low=False)
+    if 0.5 < scale < 2.0:
+        raise ValueError(
+            f"scale must be at least 2 or at most 1/2; got {scale:g}, near 1, which changes hardly "
+            "anything of any function. Use scale=4.0."
+        )
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
+    generator = torch.Generator().manual_seed(0)
     worst = 0.0
     try:
         expected = _outputs(model, inputs, named)
@@ -187,38 +217,74 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
             raise ValueError(
                 "inputs must give finite outputs; got NaN or infinite ones. Use other inputs."
             )
+        eps = max(torch.finfo(output.dtype).eps for output in expected)
+        rounding = 0.0 if math.frexp(scale)[0] == 0.5 else 16.0 * eps
         for pair in pairs:
-            change, rounding = _change(model, pair, scale, inputs, named, expected)
-            if not change <= rounding**0.5:
+            with _put_back(pair):
+                _multiply(pair, scale)
+                own = _difference(_outputs(model, inputs, named), expected)
+            with _put_back(pair):
+                _randomise(pair, generator)
+                base = _outputs(model, inputs, named)
+                _multiply(pair, scale)
+                change = _difference(_outputs(model, inputs, named), base)
+            share = _difference(expected, base)  # what the pair makes of the outputs
+            allowed = max(eps**0.5 * min(share, 1.0), rounding)
+            if not share > max(4.0 * allowed, 2.0 * eps):
+                raise ValueError(
+                    "pairs must each have a part in the outputs; random values in place of "
+                    f"{pair.name or 'a pair'} change none by more than {share:.2g} of its size, so "
+                    f"that nothing is shown by its scale in {base[0].dtype}. Use inputs "
+                    "that reach it (two tokens or more for attention), scale=4.0, or a copy of the "
+                    "model in float64 in which nothing behind the pair is zero."
+                )
+            if not (own <= eps**0.5 and change <= allowed):
                 raise ValueError(
                     f"every pair must leave the function unchanged; {pair.name or 'a pair'} "
-                    f"changes an output by {change:.2g} of its size when rescaled by {scale:g}. "
-                    "Something between the two matrices does not let a scale through, or one of "
-                    "them is used elsewhere: leave the pair out."
+                    f"changes an output by {max(change, own):.2g} of its size when rescaled by "
+                    f"{scale:g}. Something between the two matrices does not let a scale through, "
+                    "or one of them is used elsewhere: leave the pair out."
                 )
-            worst = max(worst, change)
+            worst = max(worst, own, change)
     finally:
         for module, training in modes:
             module.training = training
     return worst
 
 
-def _change(model, pair: Pair, scale: float, inputs, named, expected) -> tuple[float, float]:
-    """Largest relative change of an output, and the rounding of one."""
+@contextlib.contextmanager
+def _put_back(pair: Pair) -> Iterator[None]:
+    """Inside, the pair may be changed."""
     before = [part.of(part.parameter).clone() for part in pair.parts]
     try:
-        for side, factor in ((pair.first, scale), (pair.second, 1.0 / scale)):
-            for part in side.parts:
-                part.of(part.parameter).mul_(factor)
-        outputs = _outputs(model, inputs, named)
+        yield
     finally:
         for part, values in zip(pair.parts, before, strict=True):
             part.of(part.parameter).copy_(values)
-    change = 0.0
-    for output, reference in zip(outputs, expected, strict=True):
-        size = max(float(reference.abs().amax()), torch.finfo(reference.dtype).tiny)
-        change = max(change, float((output - reference).abs().amax()) / size)
-    return change, max(torch.finfo(reference.dtype).eps for reference in expected)
+
+
+def _multiply(pair: Pair, scale: float) -> None:
+    for side, factor in ((pair.first, scale), (pair.second, 1.0 / scale)):
+        for part in side.parts:
+            part.of(part.parameter).mul_(factor)
+
+
+def _randomise(pair: Pair, generator: torch.Generator) -> None:
+    """Values that make outputs of order 1 of inputs of order 1, whatever stood there."""
+    for part in pair.parts:
+        block = part.of(part.parameter)
+        values = torch.randn(block.shape, generator=generator)
+        block.copy_(values / max(block.shape[1:].numel(), 1) ** 0.5)
+
+
+def _difference(outputs: list[torch.Tensor], reference: list[torch.Tensor]) -> float:
+    """Largest change of an output, relative to the largest entry of its reference."""
+    largest = 0.0
+    for output, wanted in zip(outputs, reference, strict=True):
+        size = max(float(wanted.abs().amax()), torch.finfo(wanted.dtype).tiny)
+        change = float((output - wanted).abs().amax()) / size
+        largest = change if math.isnan(change) else max(largest, change)
+    return largest
 
 
 def _outputs(model, inputs, named) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -56,11 +57,15 @@ class Part:
             )
         index = self.index if isinstance(self.index, tuple) else (self.index,)
         if len(index) > parameter.dim() or not all(
-            isinstance(i, slice) and i.step in (None, 1) for i in index
+            isinstance(i, slice)
+            and i.step in (None, 1)
+            and all(bound is None or isinstance(bound, Integral) for bound in (i.start, i.stop))
+            for i in index
         ):
             raise ValueError(
-                f"index of {name} must be at most {parameter.dim()} slices of step 1; got "
-                f"{shown(self.index)}. Use e.g. index=(slice(0, 64),) for the first 64 rows."
+                f"index of {name} must be at most {parameter.dim()} slices of step 1 between "
+                f"integers; got {shown(self.index)}. Use e.g. index=(slice(0, 64),) for the first "
+                "64 rows."
             )
         object.__setattr__(self, "index", index)
         if not self.of(parameter).numel():
@@ -72,6 +77,10 @@ class Part:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same block of a tensor with the parameter's shape, as a view."""
         return tensor[self.index] if self.index else tensor
+
+    def along(self, dim: int) -> slice:
+        """Which entries along a dimension."""
+        return self.index[dim] if len(self.index) > dim else slice(None)
 
     def overlaps(self, other: Part) -> bool:
         """Do the two share entries?"""
@@ -92,7 +101,10 @@ class Part:
 
 
 class Side(NamedTuple):
-    """One half of a pair: a matrix, whose norm counts, and what is scaled with it."""
+    """One half of a pair: a matrix, whose norm counts, and what is scaled with it.
+
+    A `Pair` makes `Part`s of parameters that stand in it.
+    """
 
     matrix: Part
     biases: tuple[Part, ...] = ()
@@ -111,6 +123,7 @@ class Pair:
     Attributes
     ----------
     first, second : Side
+        Each given as Side(matrix, biases) or (matrix, bias or None), of `Part`s or parameters.
     name : str
         Where it is, for messages.
     feeds : bool
@@ -125,6 +138,10 @@ class Pair:
     feeds: bool | None = None
 
     def __post_init__(self):
+        for i, half in enumerate(("first", "second")):
+            side = _side(f"{self.name or 'pair'}[{i}]", getattr(self, half))
+            object.__setattr__(self, half, side)
+        _refuse_shapes(self)
         if any(a.overlaps(b) for a in self.first.parts for b in self.second.parts):
             raise ValueError(
                 f"{self.name or 'a pair'} must have two halves without common entries; its halves "
@@ -188,27 +205,39 @@ def _from_tuple(name: str, pair: object) -> Pair:
             f"{name} must be ((A, bias or None), (B, bias or None)); got {shown(pair)}. Write "
             "((A, None), (B, None)) for matrices without biases."
         )
-    first, second = (_side(f"{name}[{i}]", side) for i, side in enumerate(pair))
-    return Pair(first, second, name)
+    return Pair(*pair, name)
 
 
 def _side(name: str, side: object) -> Side:
-    if isinstance(side, Side):
-        return side
     if isinstance(side, torch.Tensor) or not isinstance(side, Sequence) or len(side) != 2:
         raise TypeError(
             f"{name} must be (matrix, bias or None); got {shown(side)}. Write (matrix, None) for a "
             "matrix without a bias."
         )
-    matrix, bias = side
-    made = [_part(f"{name}[0]", matrix)]
-    if bias is not None:
-        made.append(_part(f"{name}[1]", bias))
-    return Side(made[0], tuple(made[1:]))
+    matrix, biases = side
+    if not isinstance(biases, (tuple, list)):
+        biases = () if biases is None else (biases,)
+    return Side(_part(f"{name}[0]", matrix), tuple(_part(f"{name}[1]", b) for b in biases))
 
 
 def _part(name: str, value: object) -> Part:
     return value if isinstance(value, Part) else Part(value, name=name)
+
+
+def _refuse_shapes(pair: Pair) -> None:
+    """No dimension that the two could share.
+
+    Which one it is depends on the modules: a Linear has its outputs first and an embedding last.
+    Nor need it be equally long: several queries meet one key, and channels are flattened.
+    """
+    shapes = [tuple(part.of(part.parameter).shape) for part in (side.matrix for side in pair)]
+    lengths = [shape or (1,) for shape in shapes]
+    if not any(a % b == 0 or b % a == 0 for a in lengths[0] for b in lengths[1]):
+        raise ValueError(
+            f"{pair.name or 'a pair'} must have two matrices with a dimension in common, or a "
+            f"multiple of it; got {shapes[0]} and {shapes[1]}, which cannot follow one another "
+            "nor meet in a product. Pass the two matrices of one product."
+        )
 
 
 def _refuse_shared(pairs: list[Pair]) -> None:

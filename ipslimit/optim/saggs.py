@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch.optim import Optimizer
 
-from ..checks import require_bool, require_int
+from ..checks import require_bool, require_int, shown
 from .exponents import exponents_of, refuse_settings, refuse_state
 from .pairs import Pair, as_pairs
 from .transport import Balanced, balance_pair, require_damping
@@ -22,7 +22,8 @@ class SAGGS(Optimizer):
     changes is how large an Adam step is beside each matrix.
 
     It is used like the optimizer it wraps: `param_groups`, `state` and `defaults` are those of
-    `optimizer`, so that schedulers, GradScaler, closures and hooks work on it. Its state dict is
+    `optimizer`, so that schedulers, GradScaler, closures and hooks work on it, and so is whatever
+    else `optimizer` has (`row_mask`, `calibrate` and `maps` of `SBOAdamW`). Its state dict is
     that of `optimizer` with one entry more, and loads a state dict of the plain optimizer, after
     which it balances before the next step (`at_start`).
 
@@ -110,6 +111,30 @@ class SAGGS(Optimizer):
             }
         )
 
+    def __getattr__(self, name: str):
+        # only what SAGGS has not itself; what is private to torch is each optimizer's own
+        inner = self.__dict__.get("optimizer")
+        if name.startswith("_") or not hasattr(inner, name):
+            raise AttributeError(self._missing(name))
+        return getattr(inner, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # torch's schedulers leave private marks, and put their own in the place of step
+        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if own:
+            super().__setattr__(name, value)
+        elif hasattr(self.optimizer, name):
+            setattr(self.optimizer, name, value)
+        else:
+            raise AttributeError(self._missing(name))
+
+    def _missing(self, name: str) -> str:
+        inner = type(self.__dict__.get("optimizer")).__name__
+        return (
+            f"SAGGS has no attribute {name!r}, nor has the {inner} in it. See help(SAGGS) and "
+            f"help({inner}) for what there is."
+        )
+
     @property
     def param_groups(self) -> list[dict]:
         return self.optimizer.param_groups
@@ -156,9 +181,9 @@ class SAGGS(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: dict) -> None:
-        """Add to the wrapped optimizer; pairs stay as they are."""
-        self.optimizer.add_param_group(param_group)
+    def add_param_group(self, param_group: dict, **options) -> None:
+        """Add to the wrapped optimizer, with its options; pairs stay as they are."""
+        self.optimizer.add_param_group(param_group, **options)
 
     def state_dict(self) -> dict:
         """The wrapped optimizer's, with the count of steps under "saggs"."""
@@ -175,11 +200,21 @@ class SAGGS(Optimizer):
 
         `every`, `damping` and `at_start` stay as they were given.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be a dict; got {shown(state_dict)}. Pass what state_dict() "
+                "returned."
+            )
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         own = state_dict.pop("saggs", {"steps": 0})
+        if not isinstance(own, Mapping) or "steps" not in own:
+            raise ValueError(
+                f'state_dict["saggs"] must be a dict with the entry "steps"; got {shown(own)}. '
+                'Pass what state_dict() returned, or leave "saggs" out to begin by balancing.'
+            )
         steps = require_int('state_dict["saggs"]["steps"]', own["steps"], 0)
         self.optimizer.load_state_dict(state_dict)
         self.steps, self._seen_state = steps, False

@@ -347,7 +347,39 @@ class SBOAdamW(torch.optim.Optimizer):
         return super().__getstate__() | {name: self.__dict__[name] for name in own}
 
     def __setstate__(self, state) -> None:
+        # load_state_dict comes here last, after its hooks and before any harm
+        _refuse_foreign(state)
         super().__setstate__(state)
         for group in self.param_groups:
             for name in self.defaults.keys() - {"differentiable"}:  # which torch adds
                 group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
+
+
+def _refuse_foreign(state: dict) -> None:
+    """Refuse options and states of other optimizers, which would be kept and have no effect."""
+    must = "state_dict must be one of SBOAdamW, or of AdamW with no option that SBOAdamW lacks"
+    for i, group in enumerate(state["param_groups"]):
+        missing = [name for name in ("betas", "eps") if name not in group]
+        if missing:
+            raise ValueError(
+                f"{must}; its param group {i} has no {missing[0]}: it is another optimizer's. Load "
+                "the model alone, and start the optimizer anew."
+            )
+        options = ("amsgrad", "capturable", "differentiable", "fused", "momentum_decay")
+        active = [name for name in options if group.get(name)]
+        # Adam's is the gradient's, and AdamW's is not
+        if group.get("weight_decay") and not group.get("decoupled_weight_decay", True):
+            active.append("decoupled_weight_decay")
+        if active:
+            raise ValueError(
+                f"{must}; its param group {i} has {active[0]}={group[active[0]]}. Where the run "
+                "may go on without it (fused and capturable are ways to compute), set "
+                f'state_dict["param_groups"][{i}][{active[0]!r}] = {not group[active[0]]}.'
+            )
+    for p, values in state["state"].items():
+        for name in values if isinstance(p, torch.Tensor) else ():
+            if name not in ("step", "exp_avg", "exp_avg_sq") and not name.startswith("centre"):
+                raise ValueError(
+                    f"{must}; it keeps {name!r} of a parameter, which SBOAdamW has no use for. "
+                    "Load the model alone, and start the optimizer anew."
+                )

@@ -8,13 +8,14 @@ Building raises ValueError where a part is no plain parameter.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from functools import partial
 
 from torch import nn
 
 from .activations import refusal_of_activation
-from .blocks import Rows, mlp_pair, query_key_pairs, rows_of, value_output_pairs
+from .blocks import Rows, mlp_pair, query_key_pairs, rows_of, uncompiled, value_output_pairs
 from .pairs import Pair
 
 Found = dict[str, "Callable[[], list[Pair]] | str"]
@@ -27,6 +28,8 @@ _PROJECTIONS = (
     ("query", "key", "value", "out"),
 )
 _HEADS = ("num_heads", "n_heads", "heads")
+# Rotary positions under any spelling, and not every Property.
+_ROTARY = re.compile("(?i:rotary)|RoPE|ROPE|Rope|(?:^|_)rope")
 _PLAIN_MLPS = (("up_proj", "down_proj"), ("fc1", "fc2"), ("linear1", "linear2"))
 
 
@@ -143,7 +146,8 @@ def sequential(module: nn.Module, name: str, per: str) -> Found | None:
     """Linears in an nn.Sequential with homogeneous activations between them."""
     if type(module) is not nn.Sequential:
         return None
-    children = list(module._modules.items())  # named_children leaves out a second use
+    # named_children leaves out a second use
+    children = [(name, uncompiled(child)) for name, child in module._modules.items()]
     linears = [i for i, (_, child) in enumerate(children) if isinstance(child, nn.Linear)]
     reasons, neighbours = [], []
     for a, b in itertools.pairwise(linears):
@@ -181,13 +185,16 @@ def _has(module: nn.Module, *names: str) -> bool:
 
 
 def _active(norm: object) -> bool:
-    return norm is not None and not isinstance(norm, nn.Identity)
+    return norm is not None and not isinstance(uncompiled(norm), nn.Identity)
 
 
 def _strangers(module: nn.Module, expected: tuple[str, ...]) -> str:
     """A child whose place in the forward pass is not known may stand between the two matrices."""
     for child_name, child in module.named_children():
-        harmless = isinstance(child, (nn.Dropout, nn.Identity)) or "Rotary" in type(child).__name__
+        child = uncompiled(child)
+        harmless = isinstance(child, (nn.Dropout, nn.Identity)) or _ROTARY.search(
+            type(child).__name__
+        )
         if child_name not in expected and not harmless:
             return (
                 f"it holds {child_name} ({type(child).__name__}), which may stand between the "

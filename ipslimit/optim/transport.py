@@ -10,7 +10,13 @@ import torch
 from torch.optim import Optimizer
 
 from ..checks import require_real
-from .exponents import exponents_of, refuse_settings, refuse_state, rescales_inputs
+from .exponents import (
+    exponents_of,
+    refuse_settings,
+    refuse_state,
+    rescale_hooks,
+    rescales_inputs,
+)
 from .pairs import Pair, as_pairs
 
 
@@ -159,11 +165,13 @@ def rescale(
     """`rescale_pair` without its checks."""
     for tensor, factor, _ in _factors(pair, scale, optimizer, exponents):
         tensor.mul_(factor)
-    follow = None if optimizer is None else rescales_inputs(optimizer)
+    if optimizer is None:
+        return
+    follow = rescales_inputs(optimizer)
     if follow is not None and pair.feeds:
-        index = pair.second.matrix.index
-        columns = index[1] if len(index) > 1 else slice(None)
-        follow(pair.second.matrix.parameter, columns, scale)
+        follow(pair.second.matrix.parameter, pair.second.matrix.along(1), scale)
+    for hook in rescale_hooks(optimizer):
+        hook(pair, scale)
 
 
 def _factors(pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]):
