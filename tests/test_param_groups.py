@@ -52,7 +52,13 @@ def test_bad_groups_are_named(groups, error, message):
 
 def test_bad_groups_are_refused_later_too():
     optimizer = SBOAdamW(BODY)
-    for group in ({"modules": HEAD, "learning_rate": 1}, {"modules": None}, {"modules": iter(())}):
+    bad = (
+        {"modules": HEAD, "learning_rate": 1},
+        {"modules": None},
+        {"modules": iter(())},
+        {"lr": 1.0},
+    )
+    for group in bad:
         with pytest.raises((TypeError, ValueError), match=r"a param group|modules must hold"):
             optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 1

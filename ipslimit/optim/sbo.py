@@ -143,7 +143,7 @@ class SBOAdamW(torch.optim.Optimizer):
             )
         check_options(self.defaults | param_group)
         if "modules" not in param_group:
-            super().add_param_group(param_group)
+            super().add_param_group(with_params(param_group))
             return
         modules = modules_of(param_group)
         found = find(modules, exclude)
