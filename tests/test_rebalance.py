@@ -23,9 +23,9 @@ from experiments.rebalance.study import RebalanceStudy
 from experiments.rebalance.training import Recipe
 from experiments.study import StudyError
 
-README = str(Path(__file__).parents[1] / "README.md")
+TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
 TINY = RebalanceStudy(
-    data=README, seeds=1, steps=4, resumed_steps=12, start_steps=3, vocabulary=300, context=8,
+    data=TEXT, seeds=1, steps=4, resumed_steps=12, start_steps=3, vocabulary=300, context=8,
     width=16, layers=1, heads=2, held_out_windows=16, recipe=Recipe(batch=4, lr=1e-2, warmup=0),
     treatment=Treatment(every=5),
 )  # fmt: skip
@@ -51,7 +51,8 @@ def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
         resumed = [arm.name for arm in ARMS if arm.resumed]
         assert max(first[n] for n in resumed) - min(first[n] for n in resumed) <= 1e-5
         control = found["control"]["losses"]
-        assert abs(found["rescaled"]["losses"][-1] - control[-1]) > 1e-3
+        rescaled = found["rescaled"]["losses"]  # the first is of the same function
+        assert min(abs(a - b) for a, b in zip(rescaled[1:5], control[1:5])) > 1e-3
         # by powers of two, hard SAGGS makes one and the same run of them
         for result in ("losses", "held_out"):
             assert found["rescaled-hard"][result] == found["control-hard"][result]
@@ -106,7 +107,7 @@ def test_the_number_of_processes_changes_no_bit(ran, tmp_path):
 @pytest.mark.slow
 def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
     _, cells = ran
-    command = [sys.executable, "-m", "experiments.cli", "rebalance", "--data", README]
+    command = [sys.executable, "-m", "experiments.cli", "rebalance", "--data", TEXT]
     command += ["--seeds", "1", "--steps", "4", "--resumed-steps", "12", "--start-steps", "3"]
     command += ["--vocabulary", "300", "--context", "8", "--width", "16", "--layers", "1"]
     command += ["--heads", "2", "--held-out-windows", "16", "--batch", "4", "--lr", "1e-2"]
@@ -183,7 +184,7 @@ def test_the_command_writes_its_files(ran, tmp_path, capsys):
     out.mkdir()
     (out / "cells").symlink_to(folder)  # all is there: it only reports
     options = (
-        f"rebalance --data {README} --seeds 1 --steps 4 --resumed-steps 12 --start-steps 3 "
+        f"rebalance --data {TEXT} --seeds 1 --steps 4 --resumed-steps 12 --start-steps 3 "
         "--vocabulary 300 --context 8 --width 16 --layers 1 --heads 2 --held-out-windows 16 "
         f"--batch 4 --lr 1e-2 --warmup 0 --every 5 --workers 1 --out {out}"
     )
