@@ -34,7 +34,8 @@ from .sweep import Sweep, write_results
 class SweepCommand:
     """Sweep depth and heads against the limit; fit and plot the convergence rates.
 
-    Finished cells are kept in OUT/cells: run the same command again to resume.
+    Finished cells are kept in OUT/cells: run the same command again to resume. In Python,
+    Study.from_dict gives back the study that OUT/config.json holds at "study".
     """
 
     study: Annotated[Study, Flat] = Study()
@@ -66,9 +67,10 @@ class SweepCommand:
             engine = choose_engine(self.workers, self.scheduler)
         memory = None if self.memory is None else int(self.memory * GIB)
         result = Sweep(self.study, self.out, self.device, engine, memory).run()
-        write_results(result, self.study, self.out)
+        write_results(result, self.study, self.out, self.device)
         print(summary(result, everything=self.verbose))
-        print(f"\nwritten to {self.out}: config.json, results.csv, weak.csv, rates.json, rates.png")
+        files = "config.json, results.csv, weak.csv, rates.json, rates.png, rates.pdf"
+        print(f"\nwritten to {self.out}: {files}")
 
 
 @dataclasses.dataclass(frozen=True)
