@@ -82,7 +82,7 @@ class CompareCommand:
 
     pair: Annotated[Pair, Flat] = Pair()
     out: Path = Path("results/compare")
-    """Folder for paths.csv, errors.csv and compare.png."""
+    """Folder for config.json, paths.csv, errors.csv and compare.png."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -93,10 +93,14 @@ class CompareCommand:
 
     def run(self) -> None:
         comparisons = compare(self.pair, self.device)
-        write_comparison(comparisons, self.out)
+        write_comparison(comparisons, self.pair, self.out, self.device)
         for comparison in comparisons:
             limit = comparison.limit
             print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
+            if limit.quadrature_error:
+                print(f"{comparison.rule}, limit: quadrature error over heads "
+                      f"{limit.quadrature_error:.1e} (largest component): raise --nodes to lower "
+                      "it")  # fmt: skip
             print(f"{comparison.rule}, particles: {comparison.run.status}")
             for note in comparison.run.notes:
                 print(f"{comparison.rule}, particles: {note}")
@@ -104,9 +108,12 @@ class CompareCommand:
             for case in comparison.cases():
                 chosen = [row for row in rows if (row["step"], row["variable"]) == case]
                 worst = max(chosen, key=lambda row: row["rms"])
+                quadrature = worst["quadrature_error"]
+                note = f", quadrature error of the limit {quadrature:.1e}" if quadrature else ""
                 print(f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
-                      f"{worst['r']}")  # fmt: skip
-        print(f"\nwritten to {self.out}: compare.png, errors.csv, paths.csv")
+                      f"{worst['r']}{note}")  # fmt: skip
+        files = "config.json, compare.png, compare.pdf, errors.csv, paths.csv"
+        print(f"\nwritten to {self.out}: {files}")
 
 
 COMMANDS = {

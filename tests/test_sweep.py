@@ -284,7 +284,8 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "limit: converged" in printed and "step 2 p: rms error" in printed
     names = {path.name for path in (tmp_path / "compare").iterdir()}
-    assert names == {"compare.png", "compare.pdf", "errors.csv", "paths.csv"}
+    assert names == {"config.json", "compare.png", "compare.pdf", "errors.csv", "paths.csv"}
+    assert "quadrature" not in printed  # with atoms there is none
 
 
 def test_comparison_measures_what_the_sweep_measures(finished):
