@@ -34,7 +34,8 @@ from .sweep import Sweep, write_results
 class SweepCommand:
     """Sweep depth and heads against the limit; fit and plot the convergence rates.
 
-    Finished cells are kept in OUT/cells: run the same command again to resume.
+    Finished cells are kept in OUT/cells: run the same command again to resume. In Python,
+    Study.from_dict gives back the study that OUT/config.json holds at "study".
     """
 
     study: Annotated[Study, Flat] = Study()
@@ -66,9 +67,10 @@ class SweepCommand:
             engine = choose_engine(self.workers, self.scheduler)
         memory = None if self.memory is None else int(self.memory * GIB)
         result = Sweep(self.study, self.out, self.device, engine, memory).run()
-        write_results(result, self.study, self.out)
+        write_results(result, self.study, self.out, self.device)
         print(summary(result, everything=self.verbose))
-        print(f"\nwritten to {self.out}: config.json, results.csv, weak.csv, rates.json, rates.png")
+        files = "config.json, results.csv, weak.csv, rates.json, rates.png, rates.pdf"
+        print(f"\nwritten to {self.out}: {files}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ class CompareCommand:
 
     pair: Annotated[Pair, Flat] = Pair()
     out: Path = Path("results/compare")
-    """Folder for paths.csv, errors.csv and compare.png."""
+    """Folder for config.json, paths.csv, errors.csv and compare.png."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -91,10 +93,14 @@ class CompareCommand:
 
     def run(self) -> None:
         comparisons = compare(self.pair, self.device)
-        write_comparison(comparisons, self.out)
+        write_comparison(comparisons, self.pair, self.out, self.device)
         for comparison in comparisons:
             limit = comparison.limit
             print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
+            if limit.quadrature_error:
+                print(f"{comparison.rule}, limit: quadrature error over heads "
+                      f"{limit.quadrature_error:.1e} (largest component): raise --nodes to lower "
+                      "it")  # fmt: skip
             print(f"{comparison.rule}, particles: {comparison.run.status}")
             for note in comparison.run.notes:
                 print(f"{comparison.rule}, particles: {note}")
@@ -102,9 +108,12 @@ class CompareCommand:
             for case in comparison.cases():
                 chosen = [row for row in rows if (row["step"], row["variable"]) == case]
                 worst = max(chosen, key=lambda row: row["rms"])
+                quadrature = worst["quadrature_error"]
+                note = f", quadrature error of the limit {quadrature:.1e}" if quadrature else ""
                 print(f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
-                      f"{worst['r']}")  # fmt: skip
-        print(f"\nwritten to {self.out}: compare.png, errors.csv, paths.csv")
+                      f"{worst['r']}{note}")  # fmt: skip
+        files = "config.json, compare.png, compare.pdf, errors.csv, paths.csv"
+        print(f"\nwritten to {self.out}: {files}")
 
 
 COMMANDS = {

@@ -15,16 +15,19 @@ from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
-from ipslimit.particles import MOST_HEADS
+from ipslimit.particles import MOST_HEADS, MOST_SEEDS
 from solvers import LimitRun, solve_limit
 
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
-from .store import prepare_folder, write_csv, write_figure
+from .provenance import provenance
+from .store import prepare_folder, write_csv, write_figure, write_json
 from .study import RULES, Flat, Setting, StudyError
+from .sweep import finite
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
-    "rule", "step", "variable", "r", "s", "rms", "rms_low", "rms_high", "bias", "limit_error"
+    "rule", "step", "variable", "r", "s", "rms", "rms_low", "rms_high", "bias", "limit_error",
+    "quadrature_error",
 ]  # fmt: skip
 
 
@@ -50,11 +53,22 @@ class Comparison:
         """s = r / L of the layers."""
         return torch.arange(self.run.depth + 1, dtype=torch.float64) / self.run.depth
 
+    def limit_summary(self) -> dict:
+        """What became of the limit, and how far it is known."""
+        limit = self.limit
+        return {
+            "rule": self.rule, "status": limit.status, "message": limit.message,
+            "error": limit.error, "quadrature_error": limit.quadrature_error,
+            "elements": limit.grid.elements,
+        }  # fmt: skip
+
     def error_rows(self) -> list[dict]:
         """Distances from the limit, layer by layer, as root mean squares over contexts and tokens.
 
         `rms` over seeds too, with the 5 % and 95 % quantiles of the seeds; `bias` of the whole law
-        at this depth; `limit_error`, the limit's own, estimated. Diverged seeds are left out.
+        at this depth; `limit_error`, the limit's own in depth, the estimated largest of a
+        component; `quadrature_error`, what the nodes of a sampled law add to that, in the norm of
+        `rms`. Diverged seeds are left out.
         """
         s = self.depths()
         rows = []
@@ -69,14 +83,24 @@ class Comparison:
             # errors beyond 1e154 have infinite squares, and so has what lies between two of them
             low, high = np.sqrt(np.where(np.isnan(quantiles), np.inf, quantiles))
             own = self.limit.error_at(variable, step, s)
+            quadrature = self._quadrature(step, variable, s)
             for r in range(len(s)):
                 rows.append(
                     {"rule": self.rule, "step": step, "variable": variable}
                     | {"r": r, "s": float(s[r])}
                     | {"rms": float(rms[r]), "rms_low": float(low[r]), "rms_high": float(high[r])}
                     | {"bias": float(bias[r]), "limit_error": float(own[r])}
+                    | {"quadrature_error": float(quadrature[r])}
                 )
         return rows
+
+    def _quadrature(self, step: int, variable: str, s: torch.Tensor) -> np.ndarray:
+        """Root mean square over scramblings, contexts and tokens at depths s; 0 with atoms."""
+        gaps = self.limit.quadrature_gaps.get((variable, step))
+        if gaps is None:  # atoms, or a scrambling that diverged
+            return np.full(len(s), self.limit.quadrature_error)
+        at_nodes = np.sqrt(_mean_square(gaps).mean(axis=0))
+        return np.interp(s, self.limit.grid.nodes, at_nodes)
 
     def path_rows(self) -> list[dict]:
         """Every component of every token at every layer, of the first seed and of the limit."""
@@ -180,14 +204,13 @@ def _draw_errors(axis: Axes, rows: list[dict], index: int, alone: bool) -> None:
 def _finish_errors(axis: Axes, tables: list[list[dict]], step: int, variable: str) -> None:
     axis.set_yscale("log")
     axis.set_ylabel(f"rms error of {variable}", fontsize=TEXT)
-    axis.set_ylim(bottom=axis.get_ylim()[0] / 3)  # room for the line of text
-    worst = max(
-        row["limit_error"]
-        for table in tables
-        for row in table
-        if (row["step"], row["variable"]) == (step, variable)
-    )
-    axis.text(0.98, 0.03, f"error of the limit {worst:.0e}", ha="right", va="bottom",
+    rows = (row for table in tables for row in table)
+    case = [row for row in rows if (row["step"], row["variable"]) == (step, variable)]
+    words = f"error of the limit {max(row['limit_error'] for row in case):.0e}"
+    if quadrature := max(row["quadrature_error"] for row in case):
+        words += f" in depth,\n{quadrature:.0e} of its quadrature"
+    axis.set_ylim(bottom=axis.get_ylim()[0] / 3 ** len(words.splitlines()))  # room for the words
+    axis.text(0.98, 0.03, words, ha="right", va="bottom",
               transform=axis.transAxes, fontsize=SMALL - 0.5, color="0.4")  # fmt: skip
 
 
@@ -223,8 +246,9 @@ class Pair:
 
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
-        for name in ("depth", "heads", "seeds"):
+        for name in ("depth", "heads"):
             require_int(name, getattr(self, name), 1, MOST_HEADS)
+        require_int("seeds", self.seeds, 1, MOST_SEEDS)
         require_int("root_seed", self.root_seed, 0)
         require_real("tol", self.tol, 0.0, include_low=False)
         self.setting.check()
@@ -276,9 +300,17 @@ def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
     return Comparison(setting, run, train(None, 1), limit)
 
 
-def write_comparison(comparisons: list[Comparison], out: str | os.PathLike) -> None:
-    """paths.csv, errors.csv and compare.png (and .pdf) into the folder `out`."""
+def write_comparison(
+    comparisons: list[Comparison], pair: Pair, out: str | os.PathLike, device: object = "auto"
+) -> None:
+    """config.json, paths.csv, errors.csv, compare.png and compare.pdf into the folder `out`.
+
+    `pair` is what was compared, on `device`.
+    """
     folder = prepare_folder(out)
+    limits = [comparison.limit_summary() for comparison in comparisons]
+    config = {"pair": dataclasses.asdict(pair), "limits": finite(limits)}
+    write_json(folder / "config.json", provenance(device) | config)
     paths, errors = (
         [row for comparison in comparisons for row in rows(comparison)]
         for rows in (Comparison.path_rows, Comparison.error_rows)

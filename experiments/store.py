@@ -76,10 +76,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_figure(path: Path, figure) -> None:
-    """A matplotlib figure as .png and .pdf; `path` has no suffix."""
-    for suffix in ("png", "pdf"):
+    """A matplotlib figure as .png and .pdf, without a date; `path` has no suffix."""
+    for suffix, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
         with replacing(path.with_name(f"{path.name}.{suffix}"), "wb") as file:
-            figure.savefig(file, format=suffix)
+            figure.savefig(file, format=suffix, metadata=metadata)
         figure.set_layout_engine("none")  # laid out once: it is most of the time
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
+from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -22,9 +25,9 @@ from ipslimit import (
     TruncatedNormal,
     XavierUniform,
 )
-from ipslimit.checks import require_bool, require_int, require_real, require_room
+from ipslimit.checks import require_bool, require_int, require_real, require_room, shown
 from ipslimit.laws import Law
-from ipslimit.particles import MOST_HEADS
+from ipslimit.particles import MOST_HEADS, MOST_SEEDS
 
 RULES = ("adamw", "block-adamw", "sgd", "sbo")
 LAWS = ("atoms", "xavier", "truncated-normal")
@@ -212,7 +215,7 @@ class Sizes:
                     f"{name} must be distinct sizes, at least one; got {list(values)}. "
                     "Name each size once."
                 )
-        require_int("seeds", self.seeds)
+        require_int("seeds", self.seeds, 1, MOST_SEEDS)
         require_int("root_seed", self.root_seed, 0)
 
 
@@ -240,8 +243,59 @@ class Study:
         require_real("tol", self.tol, 0.0, include_low=False)
 
     def as_dict(self) -> dict:
-        """Plain types, for config.json."""
+        """Plain types, for config.json; `from_dict` gives the study back."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping) -> Study:
+        """The study whose `as_dict` is `content`, perhaps by way of JSON.
+
+        Parameters
+        ----------
+        content : mapping
+            What a sweep's config.json holds at "study".
+
+        Raises
+        ------
+        TypeError, ValueError
+            For keys that are unknown or missing, values of another type, and whatever `check`
+            refuses. Nothing is filled in: a default may have been another when it was written.
+        """
+        study = _from_plain(cls, content, "study")
+        study.check()
+        return study
+
+
+def _from_plain(kind: type, content: object, name: str):
+    """A dataclass out of what `dataclasses.asdict` made of it."""
+    remedy = 'Pass what config.json, written by this version, holds at "study".'
+    if not isinstance(content, Mapping):
+        raise TypeError(f"{name} must be a mapping of settings; got {shown(content)}. {remedy}")
+    hints = typing.get_type_hints(kind)
+    unknown = [key for key in content if key not in hints]
+    missing = [key for key in hints if key not in content]
+    if unknown or missing:
+        found = [f"unknown {shown(unknown)}"] if unknown else []
+        found += [f"no {shown(missing)}"] if missing else []
+        raise ValueError(
+            f"{name} must have every setting and no other; got {' and '.join(found)}. {remedy}"
+        )
+    values = {k: _plain_value(hint, content[k], f"{name}.{k}") for k, hint in hints.items()}
+    return kind(**values)
+
+
+def _plain_value(hint: type, value: object, name: str) -> object:
+    """A field's value; lists, which JSON makes of tuples, are tuples again."""
+    if dataclasses.is_dataclass(hint):
+        return _from_plain(hint, value, name)
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    value = tuple(value) if isinstance(value, list) else value
+    # True is an int, but is not meant as one; an int is a float
+    given = float if type(value) is int and int not in allowed else type(value)
+    if given not in [typing.get_origin(kind) or kind for kind in allowed]:
+        words = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
+        raise TypeError(f"{name} must be of type {words}; got {shown(value)}. Pass such a value.")
+    return value
 
 
 class StudyError(ValueError):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter, defaultdict
+
+from ipslimit.rates.single import QUADRATURE_FLOOR
+
 from .sweep import SweepResult
 
 
@@ -15,14 +21,12 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
         f"limit: {limit['status']}, estimated error {limit['error']:.1e}, "
         f"{limit['elements']} depth elements"
     ]
-    if limit["quadrature_error"]:
-        lines.append(
-            f"limit: quadrature error over heads {limit['quadrature_error']:.1e}; fits leave out "
-            "fluctuations below 3 times it (in their own norm): raise --nodes"
-        )
+    lines += _quadrature(limit)
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
     lines += [f"damaged result file: {text}" for text in result.damaged]
-    lines += ["", *_headline(result), "", *_joint(result)]
+    lines += ["", *_headline(result)]
+    if joint := _joint(result):
+        lines += ["", *joint]
     if result.constant:
         lines += ["", *_constants(result)]
     theory = result.against_theory()
@@ -38,8 +42,45 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     if everything:
         lines += ["", str(result.fits)]
     elif result.fits.refused:
-        lines += ["", f"{len(result.fits.refused)} fits refused; --verbose and rates.json say why"]
+        lines += ["", *_refusals(result)]
     return "\n".join(lines)
+
+
+def _quadrature(limit: dict) -> list[str]:
+    """What the nodes of a sampled law put under the fluctuations, in the norm of the headline."""
+    if not limit["quadrature_error"]:
+        return []
+    lines = [f"limit: quadrature error over heads {limit['quadrature_error']:.1e} (largest "
+             "component)"]  # fmt: skip
+    errors = defaultdict(list)
+    for row in limit["quadrature"]:
+        if (row["norm"], row["set"]) == ("rms", "train"):
+            errors[row["step"], row["variable"]].append(row["error"])
+    floors = [
+        f"step {step} {variable} {QUADRATURE_FLOOR * _rms(found):.1e}"
+        for (step, variable), found in sorted(errors.items())
+        if any(found)  # a symmetric law's may be exact
+    ]
+    if floors:  # none where a scrambling diverged
+        lines.append(
+            f"fits leave out fluctuations below {QUADRATURE_FLOOR:g} times the quadrature error in "
+            f"their norm (rms, training contexts), {', '.join(floors)}: raise --nodes"
+        )
+    return lines
+
+
+def _rms(errors: list[float]) -> float:
+    return math.sqrt(sum(error**2 for error in errors) / len(errors))
+
+
+def _refusals(result: SweepResult) -> list[str]:
+    """How many fits there are not, by reason; how many sizes and cells it was is no reason."""
+    reasons: Counter[str] = Counter()
+    for refusal in result.fits.refused:
+        reason = re.sub(r"^\d+ size\(s\) in [LH]", "too few sizes", refusal["reason"])
+        reasons[re.sub(r"\b\d+ (cell\(s\)|diverged runs?)", r"some \1", reason)] += 1
+    lines = [f"{len(result.fits.refused)} fits refused (--verbose and rates.json name them):"]
+    return lines + [f"  {count}: {reason}" for reason, count in reasons.most_common()]
 
 
 def _headline(result: SweepResult) -> list[str]:

@@ -10,11 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-import ipslimit
 from ipslimit.checks import resolve_device
 from ipslimit.errors import quadrature_table
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
@@ -23,6 +21,7 @@ from solvers import LimitRun, solve_limit
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
 from .memory import SHARE, available, seeds_that_fit
+from .provenance import provenance
 from .store import NUMBER, Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from .study import Study, StudyError
 
@@ -83,8 +82,10 @@ class SweepResult:
     def as_dict(self) -> dict:
         """The content of rates.json."""
         fits = self.fits.as_dict()
+        names = ("step", "variable", "error")
+        errors = [dict(zip(names, row, strict=True)) for row in self.limit["errors"]]
         return {
-            "limit": self.limit,
+            "limit": self.limit | {"errors": errors},
             "fits": fits["fits"],
             "joint": fits["joint"],
             "constant": self.constant,
@@ -168,12 +169,16 @@ class Sweep:
 
     def finish(self, plan: Plan, bar: tqdm) -> SweepResult:
         """Compute what the plan lacks; the bar moves by `cost` a cell."""
+        costs = {cell: SECONDS_A_UNIT * cell_cost(self.study, *cell) for cell in plan.missing}
+        engine = self.engine or self._local_engine(sum(costs.values()))
+        memory = self._memory_of_a_cell(engine)
+        for cell in costs if memory is not None else ():
+            seeds_that_fit(self.study, *cell, memory)  # refused before anything is computed
         limit = None
         if plan.limit is None:
             bar.set_postfix_str("limit")
             limit, plan.limit = self._solve_limit()
-        costs = {cell: SECONDS_A_UNIT * cell_cost(self.study, *cell) for cell in plan.missing}
-        engine = self.engine or self._local_engine(sum(costs.values()))
+            memory = self._memory_of_a_cell(engine)  # less of it is free now
         bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")
         # cells of one depth share the model with the whole law, so they go together
         groups = []
@@ -185,9 +190,6 @@ class Sweep:
             return ([(*cell, paths[cell] if engine.shares_files else None) for cell in group],)
 
         tasks = {tuple(group): arguments(group) for group in groups}
-        memory = self._memory_of_a_cell(engine)
-        for cell in costs if memory is not None else ():
-            seeds_that_fit(self.study, *cell, memory)  # refused before anything is computed
         shared = (self.study, str(self.device), limit, memory)
         for group, contents in engine.run(measure_cells, shared, tasks):
             for cell, content in zip(group, contents, strict=True):
@@ -292,16 +294,25 @@ def _limit_errors(run: LimitRun, probe: str) -> list[list]:
     ]
 
 
-def write_results(result: SweepResult, study: Study, folder: Path) -> None:
-    """config.json, results.csv, weak.csv, rates.json and rates.png (and .pdf) of a sweep."""
+def write_results(result: SweepResult, study: Study, folder: Path, device: object = "auto") -> None:
+    """config.json, results.csv, weak.csv, rates.json, rates.png and rates.pdf of a sweep.
+
+    `device` computed the numbers. `Study.from_dict` gives the study back that config.json, and
+    rates.json too, hold at "study".
+    """
     from .plots import rates_figure  # matplotlib is slow to import; a killed sweep never needs it
 
-    versions = {"ipslimit": ipslimit.__version__, "torch": torch.__version__}
-    write_json(folder / "config.json", {"versions": versions, "study": study.as_dict()})
-    write_csv(folder / "results.csv", result.rows, COLUMNS)
-    write_csv(folder / "weak.csv", result.weak, WEAK_COLUMNS)
-    write_json(folder / "rates.json", finite(result.as_dict()))
+    made = provenance(device) | {"study": study.as_dict()}
+    write_json(folder / "config.json", made)
+    write_csv(folder / "results.csv", map(_whole_heads, result.rows), COLUMNS)
+    write_csv(folder / "weak.csv", map(_whole_heads, result.weak), WEAK_COLUMNS)
+    write_json(folder / "rates.json", made | finite(result.as_dict()))
     write_figure(folder / "rates", rates_figure(result, study))
+
+
+def _whole_heads(row: dict) -> dict:
+    """The row with H as the integer it is, unless it is inf: cells hold floats."""
+    return row | {"H": int(row["H"])} if math.isfinite(row["H"]) else row
 
 
 def finite(value):

@@ -157,9 +157,12 @@ class LimitRun:
         return recorded[k]
 
     def __repr__(self) -> str:
+        quadrature = ""
+        if self.quadrature_error:  # NaN too: it was not estimated
+            quadrature = f"quadrature_error={self.quadrature_error:.1e}, "
         return (
-            f"LimitRun({self.status}, error={self.error:.1e}, {self.grid.elements} elements, "
-            f"steps={list(self.steps)})"
+            f"LimitRun({self.status}, error={self.error:.1e}, {quadrature}"
+            f"{self.grid.elements} elements, steps={list(self.steps)})"
         )
 
 

@@ -25,6 +25,7 @@ from experiments.backbone.summary import summary
 from experiments.backbone.text_run import group_columns, text_cell
 from experiments.boundary.setting import Architecture
 from experiments.cli import main
+from experiments.provenance import provenance
 from experiments.study import Setting
 from experiments.text.classifier import TextClassifier
 from experiments.text.corpus import CorpusSetting, load_corpus
@@ -256,6 +257,7 @@ def test_command(text, tmp_path, capsys):
     main(arguments)
     assert "share of the backbone" in capsys.readouterr().out
     content = json.loads((tmp_path / "backbone.json").read_text())
+    assert content.items() >= provenance("cpu").items()
     assert len(content["text"]) == 3
     assert (tmp_path / "backbone.png").stat().st_size > 10_000
 

@@ -18,6 +18,7 @@ from experiments.boundary.setting import Architecture, BoundarySetting
 from experiments.boundary.summary import summary
 from experiments.cli import main
 from experiments.intervals import over_seeds
+from experiments.provenance import provenance
 from experiments.study import StudyError
 from experiments.text.batches import Batch
 from experiments.text.classifier import TextClassifier
@@ -206,6 +207,7 @@ def test_command(small, tmp_path, capsys):
     main(arguments)
     assert "SBO, batch centre" in capsys.readouterr().out
     content = json.loads((tmp_path / "boundary.json").read_text())
+    assert content.items() >= provenance("cpu").items()
     assert [m["method"] for m in content["methods"]] == ["adamw", "sbo"]
     assert content["methods"][0]["test"]["ci95"] is None  # one seed
     assert len(content["curves"]["sbo"]["drift"]) == 4

@@ -7,6 +7,7 @@ import matplotlib.image
 import pytest
 
 from experiments.cli import main
+from experiments.provenance import provenance
 
 FLAGS = (
     "gauge --d 3 --m 2 --tokens 3 --contexts 2 --atoms 4 --steps 2 --eps 0.1 --lr 0.1 "
@@ -51,6 +52,7 @@ def test_all_results_are_written(finished):
     numbers = json.loads((finished / "gauge.json").read_text())
     assert len(numbers["rows"]) == 3 * 2 * 2 * 2 * 2 * 3  # treatment f gauge model variable step
     assert 0 < numbers["limit_error"] <= 1e-3 and numbers["notes"] == []
+    assert json.loads((finished / "config.json").read_text()).items() >= provenance("cpu").items()
 
 
 def test_a_killed_study_resumes_to_the_same_files(finished, capsys):

@@ -385,11 +385,14 @@ def test_quadrature_error_is_reported_and_falls_with_the_nodes():
     for nodes, run in runs.items():
         difference = largest_difference(run, many)
         assert 0.3 < run.quadrature_error / difference < 3, (nodes, difference)
+        assert f"quadrature_error={run.quadrature_error:.1e}" in repr(run)
+    assert "quadrature" not in repr(solve_small(small_problem()))
 
 
 def test_one_scrambling_estimates_no_quadrature_error():
     run = solve_sampled(1, 32, scramblings=1)[1]
     assert np.isnan(run.quadrature_error) and quadrature_table(run) == []
+    assert "quadrature_error=nan" in repr(run)
 
 
 def test_quadrature_rows_are_norms_of_differences_of_scramblings():

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from experiments.cli import main
+from experiments.provenance import provenance
 from experiments.rebalance.arms import ARMS, BASE, Treatment
 from experiments.rebalance.cells import Cells, cell_path, checkpoint_path
 from experiments.rebalance.report import Report, check_lines, shown_gap, table
@@ -193,7 +194,8 @@ def test_the_command_writes_its_files(ran, tmp_path, capsys):
     assert "paper (123.8M)" in printed and "against control, then hard SAGGS" in printed
     found = json.loads((out / "rebalance.json").read_text())
     assert {gap["arm"] for gap in found["gaps"]} == {arm.name for arm in ARMS} - {"control"}
-    assert json.loads((out / "config.json").read_text())["study"]["steps"] == 4
+    config = json.loads((out / "config.json").read_text())
+    assert config["study"]["steps"] == 4 and config.items() >= provenance("cpu").items()
     with open(out / "perplexities.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(cells)

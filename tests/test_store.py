@@ -5,6 +5,7 @@ import os
 import pickle
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.store import (
     DamagedFile,
@@ -13,6 +14,7 @@ from experiments.store import (
     replacing,
     write_cell,
     write_csv,
+    write_figure,
     write_json,
 )
 
@@ -78,6 +80,17 @@ def test_json_has_no_nan(tmp_path):
     with pytest.raises(ValueError):
         write_json(tmp_path / "file", {"a": float("nan")})
     assert os.listdir(tmp_path) == []
+
+
+def test_a_figure_has_the_same_bytes_whenever_it_is_written(tmp_path, monkeypatch):
+    figure = Figure(layout="constrained")
+    figure.subplots().plot([1, 2], [3, 4], label="words")
+    for name, time in (("one", "0"), ("two", "86400")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
+        write_figure(tmp_path / name, figure)
+    for suffix in ("png", "pdf"):
+        one, two = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in ("one", "two"))
+        assert one == two, suffix
 
 
 def test_folder_that_cannot_be_written_is_refused_by_name(tmp_path):

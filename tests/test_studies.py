@@ -15,6 +15,7 @@ import matplotlib.image
 import pytest
 
 from experiments.cli import main
+from experiments.provenance import provenance
 from experiments.studies import scaling, uniform
 from experiments.studies.command import STUDIES
 from experiments.studies.fair import FairSetting
@@ -72,7 +73,7 @@ def folders(tmp_path_factory):
     found = {}
     for study in STUDIES:
         folder = found[study.NAME] = tmp_path_factory.mktemp(study.NAME)
-        write_finding(small(study.NAME, folder).find(progress=False), folder)
+        write_finding(small(study.NAME, folder).find(progress=False), folder, "cpu")
     return found
 
 
@@ -96,6 +97,7 @@ def test_a_study_writes_numbers_tables_figures_and_one_sentence(folders, name):
     finding = read_finding(folders[name])
     assert finding["study"] == name and finding["design"] and finding["theory"]
     assert re.search(r"\d", finding["sentence"])
+    assert finding.items() >= provenance("cpu").items()
     assert finding["measured"]
     for line in finding["measured"]:
         assert line["what"] and line["theory"] and line["text"]
@@ -127,7 +129,7 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
         monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     again = small(name, folders[name]).find(progress=False)
-    write_finding(again, folders[name])
+    write_finding(again, folders[name], "cpu")
     assert (folders[name] / "finding.json").read_bytes() == before
 
 

@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import json
 import math
+import re
 
 import matplotlib.image
+import numpy
 import pytest
 
 import experiments.cells
@@ -60,6 +62,9 @@ def test_rates_json_holds_what_is_promised(finished):
     rates = json.loads((folder / "rates.json").read_text())
     assert rates["limit"]["status"] == "converged"
     assert 0 < rates["limit"]["error"] <= SMALL.tol
+    cases = [(row["step"], row["variable"]) for row in rates["limit"]["errors"]]
+    assert cases == [(0, "x"), (0, "p"), (2, "x"), (2, "p")]
+    assert max(row["error"] for row in rates["limit"]["errors"]) == rates["limit"]["error"]
     assert rates["runs"]["total"] == 3 * (3 * 4 + 1) and rates["runs"]["diverged"] == 0
     terms = [("bias", "L"), ("fluctuation", "L"), ("fluctuation", "H"), ("total", "L")]
     wanted = {(s, v, *term) for s in (0, 2) for v in "xp" for term in terms}
@@ -78,16 +83,19 @@ def test_rates_json_holds_what_is_promised(finished):
 
 def test_config_is_enough_to_repeat_the_study(finished):
     _, folder = finished
-    config = json.loads((folder / "config.json").read_text())["study"]
-    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in config["sizes"].items()}
-    again = Study(Setting(**config["setting"]), Sizes(**lists), config["tol"], config["constant"])
-    assert again == SMALL
+    for name in ("config.json", "rates.json"):  # either can stand alone
+        content = json.loads((folder / name).read_text())
+        assert Study.from_dict(content["study"]) == SMALL
+        assert content["versions"]["numpy"] == numpy.__version__
+        assert content["machine"]["device"] == "cpu"
 
 
 def test_equal_studies_give_equal_files(finished, tmp_path):
     _, folder = finished
     write_results(Sweep(SMALL, tmp_path, "cpu").run(progress=False), SMALL, tmp_path)
-    for name in ("config.json", "results.csv", "weak.csv", "rates.json"):
+    for name in (
+        "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf"
+    ):  # fmt: skip
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
@@ -100,9 +108,12 @@ def test_results_csv_has_one_row_a_seed_and_no_times(finished):
     }  # fmt: skip
     key = {"step": "2", "variable": "x", "term": "total", "norm": "sup", "set": "probe", "L": "4"}
     chosen = [row for row in rows if all(row[k] == v for k, v in key.items())]
-    assert sorted((float(r["H"]), r["seed"]) for r in chosen) == [
-        (float(h), str(s)) for h in (1, 4, 16) for s in range(4)
+    assert sorted((int(r["H"]), r["seed"]) for r in chosen) == [
+        (h, str(s)) for h in (1, 4, 16) for s in range(4)
     ]
+    assert {row["H"] for row in rows if row["term"] == "bias"} == {"inf"}
+    with open(folder / "weak.csv") as file:
+        assert {row["H"] for row in csv.DictReader(file)} == {"1", "4", "16"}
 
 
 def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch):
@@ -203,7 +214,24 @@ def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
     result = Sweep(study, tmp_path, "cpu").run(progress=False)
     assert result.limit["quadrature_error"] > 0 and result.constant == []
     write_results(result, study, tmp_path)
-    assert "quadrature error" in summary(result)
+    # in the norm that the fits compare with
+    squares = [
+        row["error"] ** 2
+        for row in result.limit["quadrature"]
+        if (row["step"], row["variable"], row["norm"], row["set"]) == (1, "p", "rms", "train")
+    ]
+    floor = 3 * math.sqrt(sum(squares) / len(squares))
+    assert f"step 1 p {floor:.1e}" in summary(result)
+    text = summary(result)
+    assert "too few sizes, 3 or more are needed" in text  # two in H
+    counts = [int(n) for n in re.findall(r"^  (\d+): ", text, re.MULTILINE)]
+    assert sum(counts) == len(result.fits.refused)
+
+
+def test_no_gap_is_left_where_no_joint_fit_is(finished):
+    result, _ = finished
+    fits = dataclasses.replace(result.fits, joint=[])
+    assert "\n\n\n" not in summary(dataclasses.replace(result, fits=fits))
 
 
 def run_cli(capsys, *arguments):
@@ -221,6 +249,7 @@ def run_cli(capsys, *arguments):
         (["--heads", "0", "4"], "heads must be at least 1"),
         (["--heads", "4", "4"], "heads must be distinct"),
         (["--seeds", "0"], "seeds must be at least 1"),
+        (["--seeds", "20000000"], "seeds must be at most 16777216"),
         (["--steps", "-1"], "steps must be at least 0"),
         (["--record", "9"], "record must name steps"),
         (["--lr", "nan"], "lr must be a finite number"),
@@ -250,12 +279,13 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
     flags = [*FLAGS, "--seeds", "3"]
     out = str(tmp_path / "sweep")
     main(["sweep", *flags, "--depths", "2", "4", "8", "--heads", "1", "16", "--out", out])
-    assert "written to" in capsys.readouterr().out
+    assert "rates.png, rates.pdf" in capsys.readouterr().out
     main(["compare", *flags, "--depth", "4", "--heads", "2", "--out", str(tmp_path / "compare")])
     printed = capsys.readouterr().out
     assert "limit: converged" in printed and "step 2 p: rms error" in printed
     names = {path.name for path in (tmp_path / "compare").iterdir()}
-    assert names == {"compare.png", "compare.pdf", "errors.csv", "paths.csv"}
+    assert names == {"config.json", "compare.png", "compare.pdf", "errors.csv", "paths.csv"}
+    assert "quadrature" not in printed  # with atoms there is none
 
 
 def test_comparison_measures_what_the_sweep_measures(finished):

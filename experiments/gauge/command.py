@@ -6,13 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from tqdm import tqdm
 
-import ipslimit
 from ipslimit.checks import require_int, resolve_device
 
 from ..engines import choose_engine
+from ..provenance import provenance
 from ..store import Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
@@ -53,7 +52,8 @@ class GaugeCommand:
         print(result.summary())
         for text in cells.damaged:
             print(f"damaged result file: {text}")
-        print(f"\nwritten to {self.out}: config.json, gauge.json, gauge.csv, gauge.png")
+        print(f"\nwritten to {self.out}: config.json, gauge.json, gauge.csv, gauge.png, "
+              "gauge.pdf")  # fmt: skip
 
     def _measure(self, cells: Cells) -> GaugeResult:
         """All runs of the study; those that are not kept yet are computed."""
@@ -88,10 +88,9 @@ class GaugeCommand:
     def _write(self, result: GaugeResult) -> None:
         from .figure import gauge_figure  # matplotlib is slow to import
 
-        versions = {"ipslimit": ipslimit.__version__, "torch": torch.__version__}
         study = dataclasses.asdict(self.study)
         rows = result.rows()
-        write_json(self.out / "config.json", {"versions": versions, "study": study})
+        write_json(self.out / "config.json", provenance(self.device) | {"study": study})
         write_csv(self.out / "gauge.csv", rows, COLUMNS)
         numbers = {"rows": rows, "notes": result.notes(), "limit_error": result.limit_error}
         write_json(self.out / "gauge.json", finite(numbers))

@@ -6,12 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import torch
-
-import ipslimit
 from ipslimit.checks import require_int
 
 from ..engines.local import processors
+from ..provenance import provenance
 from ..store import prepare_folder, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
@@ -60,15 +58,13 @@ class RebalanceCommand:
         print(check_lines(report))
         for line in cells.damaged:
             print(line)
-        print(
-            f"\nwritten to {self.out}: config.json, rebalance.json, perplexities.csv, rebalance.png"
-        )
+        print(f"\nwritten to {self.out}: config.json, rebalance.json, perplexities.csv, "
+              "rebalance.png, rebalance.pdf")  # fmt: skip
 
     def _write(self, report: Report, cells: Cells, parameters: dict[str, int]) -> None:
         from .figure import rebalance_figure  # matplotlib is slow to import
 
-        versions = {"ipslimit": ipslimit.__version__, "torch": torch.__version__}
-        config = {"versions": versions, "study": self.study.as_dict()}
+        config = provenance("cpu") | {"study": self.study.as_dict()}
         source = {"text": cells.text.source, "train_tokens": len(cells.tokens.train)}
         source |= {"held_out_tokens": len(cells.tokens.held_out), "parameters": parameters}
         write_json(self.out / "config.json", config | {"source": source})

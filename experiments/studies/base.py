@@ -90,7 +90,7 @@ class ClauseStudy(abc.ABC):
         """Measure, write, and print what was found."""
         self.check()
         finding = self.find()
-        write_finding(finding, self.folder)
+        write_finding(finding, self.folder, self.device)
         print(summary(finding))
         print(f"\nwritten to {self.folder}: finding.json, tables and figures")
 

@@ -6,12 +6,11 @@ import dataclasses
 import math
 from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
 
-import ipslimit
 from ipslimit.rates import RateFit, Trend
 
+from ..provenance import provenance
 from ..store import write_csv, write_figure, write_json
 from ..sweep import finite
 
@@ -111,18 +110,18 @@ def counted_steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
 
 
-def write_finding(finding: Finding, folder: Path) -> None:
-    """finding.json, a CSV per table, a PNG and a PDF per figure."""
+def write_finding(finding: Finding, folder: Path, device: object = "auto") -> None:
+    """finding.json, a CSV per table, a PNG and a PDF per figure; `device` computed the numbers."""
     for table in finding.tables:
         write_csv(folder / f"{table.name}.csv", table.rows, table.columns)
     for picture in finding.pictures:
         write_figure(folder / picture.name, picture.figure)
     # last, so that it never names a file that is not there
-    write_json(folder / FILE, finite(as_dict(finding)))
+    write_json(folder / FILE, finite(as_dict(finding) | provenance(device)))
 
 
 def as_dict(finding: Finding) -> dict:
-    """The content of finding.json."""
+    """The content of finding.json, but for what it was made with."""
     plain = {
         name: getattr(finding, name)
         for name in (
@@ -137,7 +136,6 @@ def as_dict(finding: Finding) -> dict:
         )
     }
     return plain | {
-        "versions": {"ipslimit": ipslimit.__version__, "torch": torch.__version__},
         "measured": [dataclasses.asdict(m) | {"text": str(m)} for m in finding.measured],
         "tables": [dataclasses.asdict(table) for table in finding.tables],
         "pictures": [

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import torch
 from tqdm import tqdm
 
-import ipslimit
 from ipslimit.checks import require_int
 
 from ..engines.local import processors, run_all
+from ..provenance import provenance
 from ..store import Cells, prepare_folder, write_cell, write_figure, write_json
 from ..sweep import finite
 
@@ -125,8 +124,7 @@ class TextCommand(abc.ABC):
         setting = self.setting.quick() if self.quick else self.setting
         experiment, name = self.EXPERIMENT(setting, self.out), self.EXPERIMENT.NAME
         result = self.RESULT(setting, experiment.run(self.workers))
-        versions = {"ipslimit": ipslimit.__version__, "torch": torch.__version__}
-        content = {"versions": versions, "setting": dataclasses.asdict(setting)}
+        content = provenance("cpu") | {"setting": dataclasses.asdict(setting)}
         write_json(self.out / f"{name}.json", finite(content | result.as_dict()))
         write_figure(self.out / name, self.figure(result))
         for text in experiment.damaged:

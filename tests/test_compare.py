@@ -1,0 +1,87 @@
+"""`ipslimit compare`: its settings, and the error that the nodes of a sampled law bring."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments.cli import main
+from experiments.compare import Pair, compare, comparison_figure, write_comparison
+from experiments.study import Setting
+from ipslimit.errors import quadrature_table
+
+PAIR = Pair(
+    Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1),
+    against=("sgd",),
+    depth=4,
+    heads=2,
+    seeds=2,
+    tol=1e-3,
+)
+FLAGS = (
+    "--d 2 --m 2 --tokens 3 --contexts 2 --probes 0 --law xavier --nodes 16 --steps 1 --eps 0.1 "
+    "--against sgd --depth 4 --heads 2 --seeds 2 --tol 1e-3 --device cpu"
+).split()
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare(PAIR, "cpu")
+
+
+def test_quadrature_error_is_a_column_in_the_norm_of_the_errors(compared, tmp_path):
+    write_comparison(compared, PAIR, tmp_path, "cpu")
+    with open(tmp_path / "errors.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["rule"] == "adamw"]
+    for variable in "xp":
+        found = [
+            float(row["quadrature_error"])
+            for row in rows
+            if (row["step"], row["variable"]) == ("1", variable)
+        ]
+        # the table's norm is the largest over the grid of the limit, which holds these layers
+        norms = [
+            row["error"] ** 2
+            for row in quadrature_table(compared[0].limit)
+            if (row["step"], row["variable"], row["norm"]) == (1, variable, "rms")
+        ]
+        assert max(found) == pytest.approx(math.sqrt(np.mean(norms)), rel=1e-9)
+    start = [row for row in rows if (row["variable"], row["r"]) == ("x", "0")]
+    assert {float(row["quadrature_error"]) for row in start} == {0.0}  # contexts are given
+
+
+def test_quadrature_error_is_in_the_figure_and_printed(compared, capsys, tmp_path):
+    figure = comparison_figure(compared)
+    words = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert any("of its quadrature" in text for text in words)
+    main(["compare", *FLAGS, "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    for comparison in compared:
+        error = comparison.limit.quadrature_error
+        assert f"{comparison.rule}, limit: quadrature error over heads {error:.1e}" in printed
+    step_1 = [line for line in printed.splitlines() if line.startswith("step 1")]
+    assert step_1 and all("quadrature error of the limit" in line for line in step_1)
+
+
+def test_config_holds_the_settings_and_what_became_of_the_limits(compared, tmp_path):
+    write_comparison(compared, PAIR, tmp_path, "cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    pair = config["pair"]
+    assert (pair["depth"], pair["heads"], pair["seeds"], pair["tol"]) == (4, 2, 2, 1e-3)
+    assert pair["against"] == ["sgd"] and Setting(**pair["setting"]) == PAIR.setting
+    for limit, comparison in zip(config["limits"], compared, strict=True):
+        assert limit["rule"] == comparison.rule and limit["status"] == "converged"
+        assert limit["error"] == comparison.limit.error
+        assert limit["quadrature_error"] == comparison.limit.quadrature_error
+    assert config["versions"]["ipslimit"] and config["machine"]["device"] == "cpu"
+
+
+def test_as_many_seeds_as_cannot_be_trained_are_refused_in_one_line(capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "--seeds", "20000000", "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        "ipslimit: seeds must be at most 16777216; got 20000000. Use a smaller value.\n"
+    )
