@@ -17,7 +17,7 @@ from ipslimit.checks import (
     resolve_device,
     shown,
 )
-from ipslimit.particles import recorded_steps, require_problem
+from ipslimit.particles import recorded_steps, require_problem, rule_text
 
 from .grid import DepthGrid, Trajectory, lagrange
 from .march import March
@@ -65,6 +65,8 @@ class LimitRun:
     probe_loss : dict step -> tensor ()
     notes : list of str
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
+    rule : str
+        The text of the rule, by which runs of another one are refused.
     grid : DepthGrid of the answer
     history : list of Refinement
     cost : dict
@@ -83,6 +85,7 @@ class LimitRun:
         self.status, self.message = status, message
         self.error = history[-1].error
         self.history, self.cost = history, cost
+        self.rule = ""
         self.quadrature_error = 0.0
         self.quadrature_gaps: dict[tuple[str, int], torch.Tensor] = {}
         self.grid, self.loss = fine.grid, fine.loss
@@ -254,6 +257,7 @@ def solve_limit(
             return train_on_grid(*arguments, March(), cost, device)
 
     run = _refine(solve, DepthGrid.uniform(elements), tol, max_elements, cost)
+    run.rule = rule_text(rule)
     if not isinstance(problem.law, Atoms):
         # one by one: solutions with many nodes are large, and only their x and p are looked at
         gaps = [
