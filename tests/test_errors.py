@@ -141,7 +141,9 @@ def test_a_whole_law_run_of_another_model_is_refused(study):
     def train(problem=problem, rule=RULE, **more):
         return train_particles(problem, rule, 6, None, 2, record=RECORD, device="cpu", **more)
 
-    with pytest.raises(ValueError, match=r"^whole .* residual_exponent of run, 1.0; got 0.5. Train"):
+    with pytest.raises(
+        ValueError, match=r"^whole .* residual_exponent of run, 1.0; got 0.5. Train"
+    ):
         error_table(run, train(residual_exponent=0.5), limit)
     other = train(rule=AdamW(lr=0.05, eps=0.01))
     with pytest.raises(ValueError, match=r"^whole must have the rule of run, AdamW.*; got AdamW"):
@@ -150,7 +152,9 @@ def test_a_whole_law_run_of_another_model_is_refused(study):
         bias_table(other, limit)
     for contexts in (problem.contexts + 1e-3, problem.contexts[:1]):
         part = Problem(contexts, problem.targets[: len(contexts)], problem.law)
-        with pytest.raises(ValueError, match=r"^whole must be of the contexts of run.*same problem"):
+        with pytest.raises(
+            ValueError, match=r"^whole must be of the contexts of run.*same problem"
+        ):
             error_table(run, train(part), limit)
     with pytest.raises(ValueError, match=r"^whole must be a run with heads=None; got one with 3"):
         bias_table(run, limit)
@@ -260,3 +264,15 @@ def test_constant_ratio_counts_diverged_seeds_and_gives_no_interval_from_two():
     (found,) = constant_ratios(rows)
     assert (found["seeds"], found["diverged"], found["ci95"]) == (2, 1, None)
     assert found["ratio"] == pytest.approx(math.sqrt(2.5))
+
+
+def test_constant_ratio_names_its_interval_by_its_level():
+    base = {"step": 0, "variable": "x", "set": "train", "L": 4, "H": 2.0, "norm": "rms"}
+    rows = [
+        base | {"term": term, "seed": seed, "error": 1.0 + 0.1 * seed * (term == "fluctuation")}
+        for term in ("fluctuation", "predicted", "residual")
+        for seed in range(5)
+    ]
+    (narrow,), (wide,) = constant_ratios(rows, level=0.8), constant_ratios(rows)
+    assert "ci95" not in narrow and "ci80" not in wide
+    assert wide["ci95"][0] < narrow["ci80"][0] < narrow["ci80"][1] < wide["ci95"][1]
