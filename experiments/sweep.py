@@ -129,7 +129,9 @@ class Sweep:
         self.engine, self.memory = engine, memory
         self.cells = Cells(prepare_folder(folder) / "cells")
         setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
-        self._limit_path = self.cells.path("limit", setting, study.tol)
+        # its errors are those at the depths of the sizes' layers
+        depths = sorted(study.sizes.depths)
+        self._limit_path = self.cells.path("limit", setting, study.tol, depths)
         self._cell_key = (
             setting,
             study.tol,
@@ -221,7 +223,7 @@ class Sweep:
         }
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
-        fits = fit_rates(rows, reference_error=floors | {"theta": limit["error"]})
+        fits = fit_rates(rows, reference_error=floors)
         damaged = self.cells.damaged
         return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
 
@@ -235,7 +237,7 @@ class Sweep:
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
         summary = {
             "error": run.error,
-            "errors": _limit_errors(run, "probe_" if setting.probes else ""),
+            "errors": _limit_errors(run, bool(setting.probes), self.study.sizes.depths),
             "status": run.status,
             "message": run.message,
             "elements": run.grid.elements,
@@ -285,13 +287,23 @@ def progress_bar(total: int, done: int, name: str, shown: bool = True) -> tqdm:
     )  # fmt: skip
 
 
-def _limit_errors(run: LimitRun, probe: str) -> list[list]:
-    """[step, variable, estimated largest error on training and probe contexts]."""
-    return [
-        [step, v, max(float(run.error_at(s + v, step, run.grid.nodes).max()) for s in {"", probe})]
-        for step in run.steps
-        for v in "xp"
-    ]
+def _limit_errors(run: LimitRun, probes: bool, depths: Sequence[int]) -> list[list]:
+    """[step, variable, estimated largest error on training and probe contexts].
+
+    Of theta the largest at the layers of the models of these depths, which is all that is compared:
+    elsewhere, between two nodes of the grid, heads may be known much less well.
+    """
+    layers = torch.cat([torch.arange(depth, dtype=torch.float64) / depth for depth in depths])
+    names = {"x": ["x"], "p": ["p"]}
+    if probes:
+        names = {"x": ["x", "probe_x"], "p": ["p", "probe_p"]}
+    errors = []
+    for step in run.steps:
+        for variable, parts in names.items():
+            found = [float(run.error_at(name, step, run.grid.nodes).max()) for name in parts]
+            errors.append([step, variable, max(found)])
+        errors.append([step, "theta", float(run.error_at("theta", step, layers).max())])
+    return errors
 
 
 def write_results(result: SweepResult, study: Study, folder: Path, device: object = "auto") -> None:

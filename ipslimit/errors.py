@@ -50,7 +50,18 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     -------
     list of dict with keys step, variable ("x", "p", "theta"), term ("bias"), norm ("rms", "sup"),
     set ("train", "probe"), L, H (inf), seed, error. The bias has no randomness: one row a cell.
+
+    Raises
+    ------
+    ValueError
+        If `whole` has finitely many heads, or another rule than the limit.
     """
+    if not math.isinf(whole.head_count):
+        raise ValueError(
+            f"whole must be a run with heads=None; got one with {whole.head_count} heads. Train it "
+            "with heads=None."
+        )
+    _require_rule_of_limit(whole, limit)
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
@@ -110,7 +121,8 @@ def error_table(
     Raises
     ------
     ValueError
-        If the runs differ in depth or recorded steps.
+        If the runs differ in depth, recorded steps, residual exponent, rule or contexts, or the
+        limit in its rule.
     """
     if whole.depth != run.depth or not math.isinf(whole.head_count):
         raise ValueError(
@@ -122,6 +134,8 @@ def error_table(
             f"run and whole must record the same steps; got {sorted(run.x)} and "
             f"{sorted(whole.x)}. Pass the same record= to both."
         )
+    _require_same_model(run, whole)
+    _require_rule_of_limit(run, limit)
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         values, exact = (getattr(r, _attribute(variable, where))[step] for r in (run, whole))
@@ -184,6 +198,33 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
             | {"standard_error": spread}
         )
     return rows
+
+
+def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
+    """Refuse a whole-law run of another model, as far as the runs themselves can tell."""
+    for name in ("residual_exponent", "rule"):
+        ours, theirs = getattr(run, name), getattr(whole, name)
+        if ours != theirs and "" not in (ours, theirs):
+            raise ValueError(
+                f"whole must have the {name} of run, {ours}; got {theirs}. Train both with the "
+                f"same {name}."
+            )
+    # x at layer 0 is the contexts; in float32, so that a whole of another dtype may be compared
+    ours, theirs = (next(iter(r.x.values()))[0, 0].float().cpu() for r in (run, whole))
+    if not torch.equal(ours, theirs):
+        raise ValueError(
+            f"whole must be of the contexts of run, of shape {tuple(ours.shape)}; got others, of "
+            f"shape {tuple(theirs.shape)}. Train both on the same problem."
+        )
+
+
+def _require_rule_of_limit(run: ParticleRun, limit: Limit) -> None:
+    theirs = getattr(limit, "rule", "")
+    if run.rule != theirs and "" not in (run.rule, theirs):
+        raise ValueError(
+            f"limit must be of the rule that trained the particles, {run.rule}; got {theirs}. "
+            "Solve it with the same rule."
+        )
 
 
 def _attribute(variable: str, where: str) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from .heads import Heads
 from .laws import Atoms
-from .particles import ParticleRun, empty_run, train_from
+from .particles import ParticleRun, empty_run, rule_text, train_from
 from .problem import Problem
 from .rules import Rule
 
@@ -66,14 +66,14 @@ def predict_fluctuation(
     problem, rule
         Those of `run`.
     run : ParticleRun
-        Of a law with atoms. Its depth, draws and recorded steps are used, nothing else.
+        Of a law with atoms. Its depth, residual exponent, draws and recorded steps are used.
     seeds_together : int, optional
         Seeds computed at a time, all by default: less memory, the same bits.
 
     Raises
     ------
     ValueError
-        For a run without draws of atoms.
+        For a run without draws of atoms, or one that another rule trained.
 
     Notes
     -----
@@ -83,6 +83,11 @@ def predict_fluctuation(
         raise ValueError(
             "run must come from a law with atoms (its draws are the noise); got a run without "
             "counts. Use ipslimit.Atoms."
+        )
+    if run.rule and rule_text(rule) not in ("", run.rule):
+        raise ValueError(
+            f"rule must be the one that trained run, {run.rule}; got {rule_text(rule)}. Pass the "
+            "same rule."
         )
     names = ("x", "p", "probe_x", "probe_p")
     recorded = tuple(run.x)
@@ -98,8 +103,9 @@ def predict_fluctuation(
             run.depth, run.head_count, range(len(shifts)), recorded[-1], problem, device
         )
         train_from(
-            start, problem, rule, recorded[-1], recorded, pair, device=device, record_heads=False
-        )
+            start, problem, rule, recorded[-1], recorded, pair, run.residual_exponent, device,
+            record_heads=False,
+        )  # fmt: skip
         count = len(noise)
         return {
             name: {

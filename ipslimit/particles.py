@@ -64,8 +64,10 @@ class ParticleRun:
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     cost : dict
         "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
-    depth, head_count, seeds, root_seed
+    depth, head_count, seeds, root_seed, residual_exponent
         Of the run; head_count is inf for the whole law.
+    rule : str
+        The text of the rule that trained it; empty for a rule whose text does not tell its numbers.
     """
 
     depth: int
@@ -75,6 +77,8 @@ class ParticleRun:
     loss: torch.Tensor
     diverged: torch.Tensor
     diverged_at: torch.Tensor
+    residual_exponent: float = 1.0
+    rule: str = ""
     counts: torch.Tensor | None = None
     atoms: torch.Tensor | None = None
     x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -271,6 +275,7 @@ def _train(
 ) -> ParticleRun:  # fmt: skip
     """Train these very heads, filling `run`; with a process group, those of this process."""
     device = heads.device
+    run.residual_exponent, run.rule = residual_exponent, rule_text(rule)
     state = {name: t.contiguous() for name, t in rule.init(heads).items()}
     scale = float(heads.lead[0]) ** -residual_exponent
     sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
@@ -367,6 +372,12 @@ def require_problem(problem: object, rule: object) -> None:
             f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {shown(rule)}. "
             "A class must be called first; a torch optimizer is not a rule."
         )
+
+
+def rule_text(rule: Rule) -> str:
+    """A text that is the same for equal rules; empty where there is none (the default `repr`)."""
+    text = repr(rule)
+    return "" if " object at 0x" in text else text
 
 
 def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:

@@ -7,6 +7,9 @@ from functools import cached_property
 
 import torch
 
+# Depths that heads are interpolated to at a time: what is gathered for it is many times as large.
+PART = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class DepthGrid:
@@ -91,6 +94,45 @@ class Trajectory:
 
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.edges).all() and torch.isfinite(self.slopes).all())
+
+
+def between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """Values given at all nodes, (nodes, P, H), at depths s (S,): (S, P, H).
+
+    The quartic through the five nodes of two elements, of order 5; but it overshoots next to fronts
+    that lie between two nodes, such as a small eps makes in Adam's steps. So it is kept within the
+    range of the two neighbouring nodes. Only where the function bends to one side at these and at
+    the nodes next to them, as it does around a smooth extremum and not beside a front, may it leave
+    that range, by twice what the smallest bend tells.
+    """
+    return torch.cat([_between_nodes(grid, values, part) for part in s.split(PART)])
+
+
+def _between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    def shaped(t: torch.Tensor) -> torch.Tensor:
+        return t.to(values)[..., None, None]
+
+    nodes = grid.nodes
+    stencil = 2 * grid.locate(s).clamp(max=grid.elements - 2) + torch.arange(5)[:, None]
+    weights = lagrange(nodes[stencil] - s).to(values)
+    quartic = torch.einsum("is,is...->s...", weights, values[stencil.to(values.device)])
+    left = torch.searchsorted(nodes[1:-1].contiguous(), s.contiguous(), right=True)
+    # bends at four nodes: second divided differences; the ends have that of the node beside them
+    middle = (left + torch.arange(-1, 3)[:, None]).clamp(1, len(nodes) - 2)
+    window = middle + torch.arange(-1, 2)[:, None, None]
+    x, y = nodes[window], values[window.to(values.device)]
+    slopes = y.diff(dim=0) / shaped(x.diff(dim=0))
+    bends = (slopes[1] - slopes[0]) / shaped(x[2] - x[0])
+    one_side = bends.sign().sum(0).abs() == len(bends)
+    bend = torch.where(one_side, bends[0].sign() * bends.abs().amin(0), 0.0)
+
+    start, end = (values[i.to(values.device)] for i in (left, left + 1))
+    before, after = s - nodes[left], nodes[left + 1] - s
+    bent = start + shaped(before / (before + after)) * (end - start)
+    bent = torch.where(one_side, bent - 2 * shaped(before * after) * bend, start)
+    low = torch.minimum(torch.minimum(start, end), bent)
+    high = torch.maximum(torch.maximum(start, end), bent)
+    return torch.minimum(torch.maximum(quartic, low), high)
 
 
 def lagrange(t: torch.Tensor) -> torch.Tensor:

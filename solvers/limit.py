@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -17,34 +16,17 @@ from ipslimit.checks import (
     resolve_device,
     shown,
 )
-from ipslimit.particles import recorded_steps, require_problem
+from ipslimit.particles import recorded_steps, require_problem, rule_text
 
-from .grid import DepthGrid, Trajectory, lagrange
+from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March
 from .on_grid import GridSolution, train_on_grid
 from .picard import NotContracting, Picard
+from .refinement import Refinement, compare, errors_of_heads, mark, no_longer_helps, sharpen
 from .scheme import Scheme
 
-VARIABLES = ("x", "p", "probe_x", "probe_p")
+VARIABLES = ("x", "p", "probe_x", "probe_p", "theta")
 SCHEMES = {"march": March, "picard": Picard}
-
-
-@dataclasses.dataclass(frozen=True)
-class Refinement:
-    """One pair of grids: `elements` and twice as many.
-
-    `difference` is the largest between the two, `error` the estimate it gives for the finer one;
-    `uniform` tells whether all elements of the previous pair were halved.
-    """
-
-    elements: int
-    difference: float
-    sharpening: float
-    uniform: bool
-
-    @property
-    def error(self) -> float:
-        return self.difference * self.sharpening
 
 
 class LimitRun:
@@ -54,19 +36,23 @@ class LimitRun:
     ----------
     status : str
         "converged": the estimated error is at most tol. "tolerance not reached": it is not, within
-        the elements allowed. "diverged": hidden states, costates or loss became non-finite on the
-        finest grid.
+        the elements allowed or the rounding of the dtype. "diverged": hidden states, costates or
+        loss became non-finite on the finest grid.
     error : float
         Estimated largest error of any component of x and p at the recorded steps, on training and
-        probe contexts and at all depths; inf if diverged.
+        probe contexts and at all depths; inf if diverged. That of heads is in `error_at`.
     message : str
         The status with its reason and what to do about it.
     loss : tensor (steps+1,)
     probe_loss : dict step -> tensor ()
     notes : list of str
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
+    rule : str
+        The text of the rule, by which runs of another one are refused.
     grid : DepthGrid of the answer
     history : list of Refinement
+        Of all pairs of grids; the answer is from the last, or where rounding had made the last ones
+        worse, from the best.
     cost : dict
         "field" and "vjp": evaluations at one depth node, on all grids together.
     quadrature_error : float
@@ -81,8 +67,11 @@ class LimitRun:
     def __init__(self, fine: GridSolution, coarse: GridSolution, status, message, history, cost):
         self._solution, self._coarse = fine, coarse
         self.status, self.message = status, message
-        self.error = history[-1].error
+        # the pair of grids that the answer is from; their sizes grow along the history
+        self._pair = next(pair for pair in history if pair.elements == coarse.grid.elements)
+        self.error = self._pair.error
         self.history, self.cost = history, cost
+        self.rule = ""
         self.quadrature_error = 0.0
         self.quadrature_gaps: dict[tuple[str, int], torch.Tensor] = {}
         self.grid, self.loss = fine.grid, fine.loss
@@ -113,29 +102,39 @@ class LimitRun:
     def heads(self, k: int, s) -> Heads:
         """Heads Theta^k(s), one per atom of the law; leading dimension (S,) for s of shape (S,).
 
-        Between nodes they are interpolated to order 5, through the five nodes of two elements.
+        Between nodes they are interpolated to order 5, and kept within the range of the two
+        neighbouring nodes where a front lies between these: a front is not resolved there, and
+        `error` says nothing of it. `error_at("theta", ...)` does.
         """
         at_nodes = self._recorded(self._solution.heads, k)
         s, single = _depths(s)
-        first = 2 * self.grid.locate(s).clamp(max=self.grid.elements - 2)
-        stencil = torch.stack([first + i for i in range(5)])
-        weights = lagrange(self.grid.nodes[stencil] - s).to(at_nodes.packed)
-        packed = torch.einsum("is,is...->s...", weights, at_nodes.packed[stencil])
-        heads = Heads.from_packed(packed, at_nodes.weights[first], at_nodes.layout)
+        packed = between_nodes(self.grid, at_nodes.packed, s)
+        weights = at_nodes.weights[self.grid.locate(s)]  # the same at all depths
+        heads = Heads.from_packed(packed, weights, at_nodes.layout)
         return heads[0] if single else heads
 
     def error_at(self, variable: str, k: int, s) -> torch.Tensor:
-        """Estimated largest error over contexts, tokens and components at depth s: () or (S,).
+        """Estimated largest error at depth s: () or (S,).
 
-        `variable` is "x", "p", "probe_x" or "probe_p". `error` is the largest of all of these.
+        `variable` is "x", "p", "probe_x" or "probe_p", of the largest error over contexts, tokens
+        and components, and `error` is the largest of all of these; or "theta", of the largest error
+        of a head in the Euclidean norm of its parameters, which `error` does not cover. The error
+        of heads is small at nodes of the grid (multiples of 1 / (2 elements) where it is uniform),
+        and may be as large as the optimizer's steps in between.
         """
-        if variable not in VARIABLES:
-            raise ValueError(f"variable must be one of {VARIABLES}; got {variable!r}. Use 'x'.")
+        require_choice("variable", variable, VARIABLES)
+        if variable == "theta":
+            s, single = _depths(s)
+            errors = errors_of_heads(
+                self._coarse.grid, self._recorded(self._coarse.heads, k).packed,
+                self.grid, self._recorded(self._solution.heads, k).packed, s,
+            )  # fmt: skip
+            return errors[0] if single else errors
         fine, coarse = (
             self._evaluate(getattr(solution, variable), k, s)
             for solution in (self._solution, self._coarse)
         )
-        error = (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self.history[-1].sharpening
+        error = (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self._pair.sharpening
         return torch.where(torch.isfinite(error), error, math.inf)
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
@@ -257,6 +256,7 @@ def solve_limit(
             return train_on_grid(*arguments, March(), cost, device)
 
     run = _refine(solve, DepthGrid.uniform(elements), tol, max_elements, cost)
+    run.rule = rule_text(rule)
     if not isinstance(problem.law, Atoms):
         # one by one: solutions with many nodes are large, and only their x and p are looked at
         gaps = [
@@ -281,56 +281,46 @@ def _choose(method: str, device: torch.device) -> Scheme:
 
 
 def _refine(solve, grid: DepthGrid, tol: float, max_elements: int, cost: dict) -> LimitRun:
-    """Refine until the estimate is below tol or the budget of elements is spent."""
+    """Refine until the estimate is below tol, the budget is spent, or rounding is all there is."""
     history: list[Refinement] = []
-    coarse, uniform = solve(grid), True
+    coarse, uniform, best = solve(grid), True, None
     while True:
         fine = solve(coarse.grid.halved())
-        difference, shares = _compare(coarse, fine)
-        sharpening = _sharpening(history, difference, uniform)
+        difference, shares = compare(coarse, fine)
+        sharpening = sharpen(history, difference, uniform)
         history.append(Refinement(coarse.grid.elements, difference, sharpening, uniform))
         error = history[-1].error
+        if best is None or error < best[0]:
+            best = error, fine, coarse
         if error <= tol and len(history) > 1:
             message = f"converged: estimated error {error:.1e} <= tol {tol:.1e}"
             return LimitRun(fine, coarse, "converged", message, history, cost)
-        marked = _mark(shares)
+        marked = mark(shares)
         uniform = all(marked)
         size = coarse.grid.elements + sum(marked)
-        if 2 * size > max_elements:
+        rounding = no_longer_helps(history, fine)
+        if rounding or 2 * size > max_elements:
             break
         coarse = fine if uniform else solve(coarse.grid.split(marked))
     if not fine.is_finite():
         message = (
             f"diverged: non-finite on {fine.grid.elements} elements; lower the rule's lr, or raise "
-            "max_elements if the field is stiff"
+            f"max_elements ({max_elements}) of solve_limit if the field is stiff"
         )
         return LimitRun(fine, coarse, "diverged", message, history, cost)
+    if rounding:
+        error, fine, coarse = best
     message = (
         f"tolerance not reached: estimated error {error:.1e} > tol {tol:.1e} on "
-        f"{fine.grid.elements} elements; raise max_elements ({max_elements}) or tol"
+        f"{fine.grid.elements} elements"
     )
+    if rounding:
+        dtype = str(fine.loss.dtype).removeprefix("torch.")
+        wider = "use float64, or " if dtype == "float32" else ""
+        message += f", and finer grids only add rounding of {dtype}; {wider}raise tol"
+    else:
+        message += f"; raise tol, or max_elements ({max_elements}) of solve_limit"
     return LimitRun(fine, coarse, "tolerance not reached", message, history, cost)
-
-
-def _compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Tensor]:
-    """Largest difference anywhere, and how much of it arises in each coarse element.
-
-    An element's share is the growth of the difference across it, which is the local error there
-    up to what the flow does to it.
-    """
-    elements = coarse.grid.elements
-    shares = torch.zeros(elements, dtype=torch.float64)
-    if not (coarse.is_finite() and fine.is_finite()):
-        return math.inf, shares + 1.0
-    largest = 0.0
-    for (name, _, a), (_, _, b) in zip(coarse.trajectories(), fine.trajectories(), strict=True):
-        gap = (a(fine.grid.nodes) - b.values).double().cpu().flatten(1)
-        largest = max(largest, float(gap.abs().max()))
-        inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
-        start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
-        growth = (inside - start).abs().amax(dim=(1, 2))
-        shares = torch.maximum(shares, growth)
-    return largest, shares
 
 
 def _gaps(a: GridSolution, b: GridSolution) -> dict[tuple[str, int], torch.Tensor] | None:
@@ -342,32 +332,6 @@ def _gaps(a: GridSolution, b: GridSolution) -> dict[tuple[str, int], torch.Tenso
         return None
     pairs = zip(a.trajectories(), b.trajectories(), strict=True)
     return {(name, step): v.values - u.values for (name, step, u), (_, _, v) in pairs}
-
-
-def _sharpening(history: list[Refinement], difference: float, uniform: bool) -> float:
-    """Factor from the difference of two grids to the estimated error of the finer one.
-
-    At order q the finer grid's error is difference / (2^q - 1). The order is trusted only between
-    uniform refinements, one less than is observed (where fronts keep it at 1, a lucky pair of grids
-    looks like order 2), and only up to 2: the estimate stays on the safe side.
-    """
-    before = history[-1].difference if history else 0.0
-    # differences that vanish, or are infinite where a grid diverged, show no order
-    if not uniform or not 0.0 < before < math.inf or not 0.0 < difference < math.inf:
-        return 1.0
-    order = math.log2(before / difference) - 1.0
-    return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
-
-
-def _mark(shares: torch.Tensor) -> list[bool]:
-    """The fewest elements that hold 95 % of the difference; all, if that is most of them."""
-    descending, order = torch.sort(shares, descending=True)
-    needed = int((torch.cumsum(descending, 0) < 0.95 * descending.sum()).sum()) + 1
-    marked = [False] * len(shares)
-    for i in order[:needed].tolist():
-        marked[i] = True
-    # halving all elements reuses the finer grid's solution, so it is the cheaper choice then
-    return [True] * len(shares) if needed > 0.6 * len(shares) else marked
 
 
 def _depths(s) -> tuple[torch.Tensor, bool]:

@@ -6,7 +6,7 @@ from builders import F64, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.grid import DepthGrid, Trajectory, hermite_weights, lagrange
+from solvers.grid import DepthGrid, Trajectory, between_nodes, hermite_weights, lagrange
 
 GRIDS = [DepthGrid.uniform(2), DepthGrid.uniform(7), DepthGrid((0.0, 0.1, 0.15, 0.5, 1.0))]
 DENSE = torch.linspace(0, 1, 173, dtype=F64)
@@ -96,6 +96,39 @@ def test_dense_values_have_order_six():
     # far above rounding; two doublings
     order = torch.log2(torch.tensor(error(16) / error(64))) / 2
     assert abs(order - 6) < 0.2
+
+
+def test_values_between_nodes_have_order_five_also_at_extrema():
+    def sines(s):
+        return torch.stack([torch.sin(w * s + 0.3) for w in (2.0, 5.0, 8.0)], dim=-1)[:, None]
+
+    def error(elements):
+        grid = DepthGrid.uniform(elements)
+        return float((between_nodes(grid, sines(grid.nodes), DENSE) - sines(DENSE)).abs().max())
+
+    # 32 to 128 elements of a sine of 8 s: 1e-10 at 128, above rounding; two doublings
+    order = torch.log2(torch.tensor(error(32) / error(128))) / 2
+    assert abs(order - 5) < 0.2
+
+
+@given(st.lists(st.integers(3, 7), min_size=3, max_size=6), st.integers(0, 10**6))
+def test_values_between_nodes_never_overshoot_steps(plateaus, seed):
+    heights = torch.cat([normal(1, seed=seed + i).expand(n) for i, n in enumerate(plateaus)])
+    heights = heights[: 2 * ((len(heights) - 1) // 2) + 1]
+    marks = normal(len(heights) // 2, seed=seed) > 0
+    coarse = DepthGrid((0.0, *torch.cumsum(torch.where(marks, 1.0, 8.0).double(), 0).tolist()))
+    grid = DepthGrid(tuple(edge / coarse.edges[-1] for edge in coarse.edges))
+    found = between_nodes(grid, heights[:, None, None], DENSE).flatten()
+    left = torch.searchsorted(grid.nodes[1:-1].contiguous(), DENSE, right=True)
+    low, high = torch.minimum(heights[left], heights[left + 1]), heights[left]
+    high = torch.maximum(high, heights[left + 1])
+    assert bool(((found >= low) & (found <= high)).all())
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_values_between_nodes_are_those_of_the_nodes_there(grid):
+    values = normal(len(grid.nodes), 2, 3)
+    assert between_nodes(grid, values, grid.nodes).equal(values)
 
 
 def test_interpolation_weights_sum_to_one_and_reproduce_their_degree():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from builders import small_atoms, small_problem
 
-from ipslimit import SGD, AdamW, XavierUniform, train_particles
+from ipslimit import SGD, AdamW, Problem, XavierUniform, train_particles
 from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import LINEAR_TOLERANCE, predict_fluctuation
 from ipslimit.rates import constant_ratios
@@ -135,6 +135,41 @@ def test_runs_that_do_not_belong_together_are_refused(study):
         error_table(run, other, limit)
 
 
+def test_a_whole_law_run_of_another_model_is_refused(study):
+    problem, limit, whole, run = study
+
+    def train(problem=problem, rule=RULE, **more):
+        return train_particles(problem, rule, 6, None, 2, record=RECORD, device="cpu", **more)
+
+    with pytest.raises(
+        ValueError, match=r"^whole .* residual_exponent of run, 1.0; got 0.5. Train"
+    ):
+        error_table(run, train(residual_exponent=0.5), limit)
+    other = train(rule=AdamW(lr=0.05, eps=0.01))
+    with pytest.raises(ValueError, match=r"^whole must have the rule of run, AdamW.*; got AdamW"):
+        error_table(run, other, limit)
+    with pytest.raises(ValueError, match=r"^limit must be of the rule .* Solve it with the same"):
+        bias_table(other, limit)
+    for contexts in (problem.contexts + 1e-3, problem.contexts[:1]):
+        part = Problem(contexts, problem.targets[: len(contexts)], problem.law)
+        with pytest.raises(
+            ValueError, match=r"^whole must be of the contexts of run.*same problem"
+        ):
+            error_table(run, train(part), limit)
+    with pytest.raises(ValueError, match=r"^whole must be a run with heads=None; got one with 3"):
+        bias_table(run, limit)
+
+
+def test_a_rule_without_a_text_of_its_own_is_not_compared():
+    class Mine(SGD):
+        __repr__ = object.__repr__
+
+    problem = small_problem()
+    limit = solve_limit(problem, Mine(lr=0.1), 1, 1e-2, device="cpu")
+    whole = train_particles(problem, Mine(lr=0.1), 3, None, 1, device="cpu")
+    assert limit.rule == whole.rule == "" and bias_table(whole, limit)
+
+
 @pytest.mark.parametrize("rule", [RULE, SGD(lr=0.1)], ids=["adamw", "sgd"])
 def test_prediction_approaches_the_measured_fluctuation_path_by_path(rule):
     """The residual is the quadratic response: it falls like (L H)^-1/2, by 4 for H times 16."""
@@ -156,6 +191,25 @@ def test_prediction_approaches_the_measured_fluctuation_path_by_path(rule):
             # 12 seeds of a quadratic form scatter by about 1/sqrt(12) = 30 %
             assert 2.4 < ratio < 6.5, (name, step, ratio)
             assert residual[1024, name, step] < 0.05
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.3])
+def test_prediction_is_that_of_the_model_with_the_runs_residual_exponent(exponent):
+    problem, rule = small_problem(small_atoms(equal=True)), SGD(lr=0.1)
+    more = {"record": RECORD, "residual_exponent": exponent, "device": "cpu"}
+    whole = train_particles(problem, rule, 4, None, 2, **more)
+    run = train_particles(problem, rule, 4, 4096, 2, 4, **more)
+    predicted = predict_fluctuation(problem, rule, run)
+    for step in RECORD:
+        measured = run.x[step] - whole.x[step]
+        # the quadratic response at 1/sqrt(H) = 1/64, times the coupling of O(1)
+        assert (measured - predicted.x[step]).norm() < 0.1 * measured.norm()
+
+
+def test_prediction_for_a_run_of_another_rule_is_refused(study):
+    problem, _, _, run = study
+    with pytest.raises(ValueError, match=r"^rule must be the one that trained run, AdamW.*got SGD"):
+        predict_fluctuation(problem, SGD(lr=0.1), run)
 
 
 def test_prediction_that_is_not_linear_says_so():
@@ -210,3 +264,15 @@ def test_constant_ratio_counts_diverged_seeds_and_gives_no_interval_from_two():
     (found,) = constant_ratios(rows)
     assert (found["seeds"], found["diverged"], found["ci95"]) == (2, 1, None)
     assert found["ratio"] == pytest.approx(math.sqrt(2.5))
+
+
+def test_constant_ratio_names_its_interval_by_its_level():
+    base = {"step": 0, "variable": "x", "set": "train", "L": 4, "H": 2.0, "norm": "rms"}
+    rows = [
+        base | {"term": term, "seed": seed, "error": 1.0 + 0.1 * seed * (term == "fluctuation")}
+        for term in ("fluctuation", "predicted", "residual")
+        for seed in range(5)
+    ]
+    (narrow,), (wide,) = constant_ratios(rows, level=0.8), constant_ratios(rows)
+    assert "ci95" not in narrow and "ci80" not in wide
+    assert wide["ci95"][0] < narrow["ci80"][0] < narrow["ci80"][1] < wide["ci95"][1]

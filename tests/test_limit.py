@@ -185,6 +185,52 @@ def test_estimate_is_honest_where_adam_steps_are_steep_fronts(seed, gain, causal
     assert run.status != "converged" or difference <= tol, (run, difference)
 
 
+@pytest.mark.parametrize("eps", [1e-8, 1e-4])
+def test_heads_between_nodes_stay_within_what_the_rule_can_do(eps):
+    problem = xavier_atoms_problem(0)
+    run = solve_limit(problem, AdamW(0.02, eps=eps, weight_decay=0.0), 1, 1e-3, device="cpu")
+    # Adam's first step is lr times g / (|g| + eps)
+    moved = (run.heads(1, DENSE).packed - problem.law.heads.packed).abs().max()
+    assert float(moved) <= 0.02 * (1 + 1e-9)  # rounding of theta of O(1)
+
+
+# Of order 5 between nodes the finer grid is 32 times as good as the coarser one, and said to be
+# half as wrong.
+HEADS = [("smooth", 0, SMOOTH, 30), ("front", 2, AdamW(0.03, eps=1e-8), 8),
+         ("front", 11, AdamW(0.03, eps=1e-4), 20)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, seed, rule, pessimism", HEADS, ids=["smooth", "sign", "small eps"])
+def test_error_of_heads_is_estimated_at_nodes_and_between_them(name, seed, rule, pessimism):
+    problem = xavier_atoms_problem(seed, 1.0 if seed < 5 else 1.2)
+    run = solve_limit(problem, rule, 3, 1e-5, (1, 3), "cpu", max_elements=64)
+    fine = on_uniform_grid(problem, rule, 3, (1, 3), 1024)
+    # of the finer grid's nodes, and so without interpolation there: a node of the run is one of 16
+    between = torch.arange(1, 2048, 2)
+    for k in run.steps:
+        for which, on_nodes in ((between, False), (torch.arange(0, 2049, 64), True)):
+            s = fine.grid.nodes[which]
+            gap = run.heads(k, s).packed - fine.heads[k].packed[which]
+            largest = float(gap.norm(dim=1).max())
+            estimate = float(run.error_at("theta", k, s).max())
+            # fronts between nodes are no less wrong than they are said to be
+            assert 0.5 * largest <= estimate + 1e-11, (k, on_nodes, largest, estimate)
+            if not on_nodes:
+                assert estimate <= pessimism * largest, (k, largest, estimate)
+    assert run.error_at("theta", 3, 0.3).shape == ()
+    between, at_nodes = (run.error_at("theta", 3, s).max() for s in (DENSE, run.grid.nodes))
+    assert between > 10 * at_nodes and (name == "smooth" or between > 0.01)
+
+
+def test_depths_that_round_next_to_a_node_count_as_that_node():
+    problem = small_problem()
+    run = solve_limit(problem, SMOOTH, 1, 1e-2, device="cpu", elements=3)
+    thirds = torch.tensor([1 / 3, 2 / 3], dtype=F64)
+    off = run.error_at("theta", 1, thirds + 1e-3)
+    for nudge in (-1e-16, 0.0, 1e-16):
+        assert bool((run.error_at("theta", 1, thirds + nudge) < 0.1 * off).all())
+
+
 def test_elements_are_refined_where_the_error_arises():
     run = solve_oracle("sgd-causal", "march", 1e-5)
     widths = np.array(run.grid.widths)
@@ -224,7 +270,7 @@ def test_a_budget_spent_is_said_and_the_error_stays_honest():
     run = solve_oracle("sgd-causal", "march", 1e-8, 4, 32)
     assert run.status == "tolerance not reached" and run.error > 1e-8
     assert run.grid.elements <= 32
-    assert "raise max_elements (32) or tol" in run.message
+    assert "raise tol, or max_elements (32) of solve_limit" in run.message
     difference = largest_difference(run, solve_oracle("sgd-causal", "picard", 1e-9))
     assert 0.5 <= run.error / difference <= 30
 
@@ -486,6 +532,21 @@ def test_float32_gives_float32_and_an_honest_status():
         assert run.x(2, DENSE).dtype == run.p(2, 0.1).dtype == run.loss.dtype == torch.float32
         # where rounding is all there is, two grids differ by what each is wrong
         assert run.error >= 0.5 * largest_difference(run, exact)
+
+
+def test_float32_stops_where_finer_grids_only_add_rounding():
+    single = small_problem(small_atoms(scale=0.5), dtype=torch.float32)
+    exact = solve_limit(small_problem(small_atoms(scale=0.5)), SGD(lr=0.3), 2, 1e-8, [0, 2])
+    run = solve_limit(single, SGD(lr=0.3), 2, 1e-9, [0, 2], "cpu", max_elements=1024)
+    assert run.status == "tolerance not reached"
+    assert "only add rounding of float32; use float64, or raise tol" in run.message
+    assert "max_elements" not in run.message
+    assert run.history[-1].elements < 256  # did not go on to 1024
+    # the best pair's answer and estimate, not the last's
+    assert run.error == min(pair.error for pair in run.history) < run.history[-1].error
+    assert run.grid.elements == 2 * min(run.history, key=lambda pair: pair.error).elements
+    assert run.error >= 0.5 * largest_difference(run, exact)
+    assert float(run.error_at("x", 2, DENSE).max()) <= 1.1 * run.error
 
 
 # ---------------------------------------------------------------- what is refused

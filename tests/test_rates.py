@@ -348,6 +348,33 @@ def test_two_sizes_left_after_the_floor_are_refused_and_the_floor_is_named():
     assert reason.startswith("2 size(s) in L") and "below 10 x the limit's error" in reason
 
 
+def test_refusals_over_all_cells_count_the_sizes_that_are_there():
+    def of_all(rows):
+        refused = fit_rates(rows).refused
+        return {r["in"]: r["reason"] for r in refused if r["at"] == "all"}
+
+    few = of_all(seed_rows(depths=(4, 8), heads=HEADS))
+    assert few["L"] == "2 size(s) in L, 3 or more are needed" and "H" not in few
+    # three depths and three heads, but no H at three depths
+    cells = {(4, 1), (8, 1), (8, 16), (16, 16), (4, 64), (16, 64)}
+    rows = [r for r in seed_rows(depths=(4, 8, 16), heads=(1, 16, 64)) if (r["L"], r["H"]) in cells]
+    few = of_all(rows)
+    assert few == {
+        "L": "no H has 3 or more sizes in L", "H": "no L has 3 or more sizes in H",
+    }  # fmt: skip
+
+
+def test_a_fit_range_through_three_sizes_says_that_it_may_be_too_narrow():
+    # a correction in 1/L and in 1/L^2, as that of theta: three sizes miss the true exponent -1
+    def fit(depths):
+        bias = {L: 1 - 1.2 / L + 2 / L**2 for L in depths}
+        return fit_rates(bias_rows(bias)).fits[0]
+
+    three, six = fit(DEPTHS[:3]), fit(DEPTHS)
+    assert not three.contains(-1) and "three sizes" in three.note and "too narrow" in three.note
+    assert six.contains(-1) and six.note == ""
+
+
 def test_an_empty_window_is_refused():
     assert set(reasons(bias_rows(), window={"L": (500, 900)})) == {"no size lies in the window"}
 

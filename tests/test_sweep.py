@@ -116,6 +116,25 @@ def test_results_csv_has_one_row_a_seed_and_no_times(finished):
         assert {row["H"] for row in csv.DictReader(file)} == {"1", "4", "16"}
 
 
+def test_the_limit_of_theta_has_an_error_of_its_own(finished, tmp_path):
+    result, _ = finished
+    errors = {(step, v): error for step, v, error in result.limit["errors"]}
+    assert set(errors) == {(step, v) for step in (0, 2) for v in ("x", "p", "theta")}
+    # layers of dyadic depths sit on nodes of the grid, where heads are as good as x and p
+    assert 0 < errors[2, "theta"] <= SMALL.tol and errors[0, "theta"] == 0.0
+    # between nodes they are not, where Adam's steps are fronts: a bias below that is no bias
+    study = dataclasses.replace(
+        sizes(depths=(3, 5, 6), heads=(4,), seeds=2),
+        setting=dataclasses.replace(SMALL.setting, eps=1e-8),
+    )
+    result = Sweep(study, tmp_path, "cpu").run(progress=False)
+    errors = {(step, v): error for step, v, error in result.limit["errors"]}
+    assert errors[2, "theta"] > 0.01 > 10 * errors[2, "x"]
+    asked = (2, "theta", "bias")
+    refused = [r for r in result.fits.refused if (r["step"], r["variable"], r["term"]) == asked]
+    assert refused and all("below 10 x the limit's error" in r["reason"] for r in refused)
+
+
 def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch):
     result, folder = finished
     for path in (folder / "cells").iterdir():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_rates_coverage import columns
 
-from ipslimit.rates import fit_rates, fit_slopes, fit_trend
+from ipslimit.rates import constant_ratios, fit_rates, fit_slopes, fit_trend
 
 SIZES = np.array([4.0, 8.0, 16.0, 32.0, 64.0])
 
@@ -161,3 +161,14 @@ def test_bad_input_of_slopes():
         fit_slopes(SIZES, np.zeros((5, 3)))
     with pytest.raises(ValueError, match="two problems or more"):
         fit_slopes(SIZES, np.ones((5, 1)))
+
+
+@pytest.mark.parametrize("level, error", [(0.0, ValueError), (1.0, ValueError), (95, ValueError),
+                                          (math.nan, ValueError), ("0.9", TypeError)])  # fmt: skip
+def test_every_interval_checks_its_level(level, error):
+    errors = shared_errors(np.random.default_rng(0), 0.3, 4)
+    for fit in (fit_trend, fit_slopes):
+        with pytest.raises(error, match=r"^level must be .*between 0 and 1, got"):
+            fit(SIZES, errors, level=level)
+    with pytest.raises(error, match=r"^level must be .*between 0 and 1, got"):
+        constant_ratios([], level=level)

@@ -8,6 +8,8 @@ from collections import defaultdict
 import numpy as np
 from scipy.stats import t as student
 
+from .settings import check_level
+
 KEYS = ("step", "variable", "set", "L", "H")
 
 
@@ -24,15 +26,22 @@ def constant_ratios(table: list[dict], level: float = 0.95) -> list[dict]:
 
     Returns
     -------
-    list of dict with keys step, variable, set, L, H, ratio, ci95 ([low, high], or None from fewer
-    than three seeds), residual (rms(measured - predicted) / rms(measured), path by path), seeds
-    and diverged. Cells whose prediction is exactly zero are left out: they have no ratio.
+    list of dict with keys step, variable, set, L, H, ratio, ci95 (named by the level in percent:
+    [low, high], or None from fewer than three seeds), residual (rms(measured - predicted) /
+    rms(measured), path by path), seeds and diverged. Cells whose prediction is exactly zero
+    are left out: they have no ratio.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a level that is no number between 0 and 1.
 
     Notes
     -----
     Seeds are paired, since measured and predicted share their draws: the interval is Student's for
     the mean over seeds of the influence of a seed on the logarithm of the ratio.
     """
+    level = check_level(level)
     cells: dict[tuple, dict[str, dict]] = defaultdict(lambda: defaultdict(dict))
     for row in table:
         if row["norm"] == "rms" and row["term"] in ("fluctuation", "predicted", "residual"):
@@ -55,7 +64,7 @@ def constant_ratios(table: list[dict], level: float = 0.95) -> list[dict]:
             dict(zip(KEYS, key, strict=True))
             | {
                 "ratio": ratio,
-                "ci95": _interval(ratio, measured, predicted, level),
+                f"ci{100 * level:g}": _interval(ratio, measured, predicted, level),
                 "residual": math.sqrt(residual.mean() / measured.mean()),
                 "seeds": int(finite.sum()),
                 "diverged": int((~finite).sum()),

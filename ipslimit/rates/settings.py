@@ -51,10 +51,15 @@ def check_settings(window, correction, bootstrap, level, seed, shared_draws):
         _window(window),
         _real("correction", correction, "finite and > 0", lambda v: 0 < v < math.inf),
         _integer("bootstrap", bootstrap, 100),
-        _real("level", level, "between 0 and 1", lambda v: 0 < v < 1),
+        check_level(level),
         _integer("seed", seed, 0),
         _flag("shared_draws", shared_draws),
     )
+
+
+def check_level(level):
+    """The level of an interval as a float, or a TypeError or ValueError."""
+    return _real("level", level, "between 0 and 1", lambda v: 0 < v < 1)
 
 
 def _window(window):

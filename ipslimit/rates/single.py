@@ -10,6 +10,7 @@ from .leastsquares import BEYOND, Undetermined, corrections, estimate
 
 # At least three sizes: through two any line passes, and an interval would be made of nothing.
 LEAST_SIZES = 3
+FEW = "through three sizes any correction passes, so the range may be too narrow; add sizes"
 # Bias and total contain the limit's own error delta. At error = 10 delta a tenth may be false,
 # which moves a corrected slope by about 0.2: nearer to delta a size spoils more than it tells.
 FLOOR = 10.0
@@ -200,11 +201,15 @@ def fit_seeds(cells, of, other, settings, floor):
     """
     cells, diverged, notes = choose(cells, floor)
     cells = with_seeds(cells, notes)
+    sizes = need_sizes(cells, of, notes)
     if other is not None:
         # A constant of its own takes up one size, leaving one out another.
         rows = [getattr(c, other) for c in cells]
         cells = [c for c in cells if rows.count(getattr(c, other)) >= LEAST_SIZES]
-    sizes = need_sizes(cells, of, notes)
+        if not cells:
+            why = f" ({'; '.join(notes)})" if notes else ""
+            raise Refused(f"no {other} has {LEAST_SIZES} or more sizes in {of}{why}")
+        sizes = need_sizes(cells, of, notes)
     noise = settings.noise(cells)
     size = np.array([getattr(c, of) for c in cells])
     family = np.array([getattr(c, other) if other else 0.0 for c in cells])
@@ -248,7 +253,8 @@ def fit_range(cells, settings, floor):
     leaves out falls like L^-2, so large sizes deserve more weight; the weight L^2 that this alone
     asks for would hang on the last two sizes, where the limit's own error weighs most. The range
     is the centre +- the largest shift to the plain fit or, without one size, the same fit (the
-    plain one if only three sizes are there) -- both ways, since a correction of higher order
+    plain one if only three sizes are there, which is noted: nothing is left then to see a curvature
+    beyond k/L by) -- both ways, since a correction of higher order
     moves all these fits to one side of the truth -- plus the reach of the limit's error.
     """
     cells, diverged, notes = choose(cells, floor)
@@ -261,6 +267,8 @@ def fit_range(cells, settings, floor):
         keep = np.arange(len(cells)) != leave
         part = _line(size[keep], corrected=len(cells) > LEAST_SIZES)
         shifts.append(part[1] @ y[keep] - centre[1] @ y)
+    if len(cells) == LEAST_SIZES:
+        notes.append(FEW)
     half = max(map(abs, shifts)) + floor.reach(centre[1], cells)
     exponent = float(centre[1] @ y)
     return {

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 from .leastsquares import estimate
-from .settings import check_settings
+from .settings import check_level, check_settings
 from .single import LEAST_SIZES, Refused
 from .table import Cell
 
@@ -142,9 +142,11 @@ def fit_slopes(size, errors, *, scale="log", level=0.95):
 
     Raises
     ------
-    ValueError
-        For shapes that do not fit, fewer than three sizes or two problems, errors not positive.
+    TypeError, ValueError
+        For shapes that do not fit, fewer than three sizes or two problems, errors not positive, a
+        level that is no number between 0 and 1.
     """
+    level = check_level(level)
     size, errors, x = _checked(size, errors, scale)
     if errors.shape[1] < 2 or not (np.isfinite(errors) & (errors > 0)).all():
         raise ValueError(

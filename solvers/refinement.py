@@ -1,0 +1,156 @@
+"""Two grids compared: the estimated errors of the finer one, and where and whether to refine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from .grid import PART, DepthGrid, between_nodes
+from .on_grid import GridSolution
+
+# A depth this close to a node, in widths, is taken for it: r / L and a node may differ in their
+# last bit, and the heads in between by as little.
+SAME_DEPTH = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Refinement:
+    """One pair of grids: `elements` and twice as many.
+
+    `difference` is the largest between the two, `error` the estimate it gives for the finer one;
+    `uniform` tells whether all elements of the previous pair were halved.
+    """
+
+    elements: int
+    difference: float
+    sharpening: float
+    uniform: bool
+
+    @property
+    def error(self) -> float:
+        return self.difference * self.sharpening
+
+
+def compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Tensor]:
+    """Largest difference anywhere, and how much of it arises in each coarse element.
+
+    An element's share is the growth of the difference across it, which is the local error there
+    up to what the flow does to it.
+    """
+    elements = coarse.grid.elements
+    shares = torch.zeros(elements, dtype=torch.float64)
+    if not (coarse.is_finite() and fine.is_finite()):
+        return math.inf, shares + 1.0
+    largest = 0.0
+    for (name, _, a), (_, _, b) in zip(coarse.trajectories(), fine.trajectories(), strict=True):
+        gap = (a(fine.grid.nodes) - b.values).double().cpu().flatten(1)
+        largest = max(largest, float(gap.abs().max()))
+        inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
+        start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
+        growth = (inside - start).abs().amax(dim=(1, 2))
+        shares = torch.maximum(shares, growth)
+    return largest, shares
+
+
+def sharpen(history: list[Refinement], difference: float, uniform: bool) -> float:
+    """Factor from the difference of two grids to the estimated error of the finer one.
+
+    At order q the finer grid's error is difference / (2^q - 1). The order is trusted only between
+    uniform refinements, one less than is observed (where fronts keep it at 1, a lucky pair of grids
+    looks like order 2), and only up to 2: the estimate stays on the safe side.
+    """
+    before = history[-1].difference if history else 0.0
+    # differences that vanish, or are infinite where a grid diverged, show no order
+    if not uniform or not 0.0 < before < math.inf or not 0.0 < difference < math.inf:
+        return 1.0
+    order = math.log2(before / difference) - 1.0
+    return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
+
+
+def mark(shares: torch.Tensor) -> list[bool]:
+    """The fewest elements that hold 95 % of the difference; all, if that is most of them."""
+    descending, order = torch.sort(shares, descending=True)
+    needed = int((torch.cumsum(descending, 0) < 0.95 * descending.sum()).sum()) + 1
+    marked = [False] * len(shares)
+    for i in order[:needed].tolist():
+        marked[i] = True
+    # halving all elements reuses the finer grid's solution, so it is the cheaper choice then
+    return [True] * len(shares) if needed > 0.6 * len(shares) else marked
+
+
+def no_longer_helps(history: list[Refinement], fine: GridSolution) -> bool:
+    """Whether two refinements in a row did not bring the grids closer, which rounding explains.
+
+    Every element adds a unit of rounding to what it hands on, so at most as many as there are.
+    """
+    if len(history) < 3 or not fine.is_finite():
+        return False
+    before, *latest = (pair.difference for pair in history[-3:])
+    largest = max(float(values.edges.abs().max()) for _, _, values in fine.trajectories())
+    rounding = fine.grid.elements * torch.finfo(fine.loss.dtype).eps * largest
+    return min(latest) >= before and history[-1].difference <= rounding
+
+
+def errors_of_heads(
+    coarse_grid: DepthGrid,
+    coarse: torch.Tensor,
+    fine_grid: DepthGrid,
+    fine: torch.Tensor,
+    s: torch.Tensor,
+) -> torch.Tensor:
+    """Estimated largest error (S,) of a head, in the Euclidean norm, of the finer grid at depths s.
+
+    Parameters
+    ----------
+    coarse, fine : tensors, shape (nodes, P, H)
+        Heads at the nodes of a grid and of its halving.
+    s : tensor, shape (S,)
+
+    Notes
+    -----
+    Every second node of the halved grid is one of the coarse grid. There, heads are solved for on
+    both, and differ by the coarse grid's error; at the others too the heads are solved for, and
+    interpolation has no part in their error: theirs is that of the nodes beside them.
+
+    Between the nodes, interpolation is most of the error. How well it does is seen at the nodes
+    that the coarse grid lacks: the largest difference there, over the coarse grid's interval and
+    the two beside it. Where a front jumps between two nodes, the coarse grid's value there is off
+    by about half the jump, and the finer one's beside it by up to all: twice the difference is
+    taken. It is divided by 2 to the order, where the coarse grid is a halving itself, so that an
+    order can be seen: two less than that, since fronts show one by accident, and at most 2.
+    """
+    error = _missed(coarse_grid, coarse, fine_grid.nodes, fine)
+    solved = error.clone()
+    solved[1::2] = torch.maximum(error[0:-1:2], error[2::2])
+    around = 2 * _largest_around(error)
+    before = DepthGrid(coarse_grid.edges[::2])
+    if coarse_grid.elements >= 4 and before.halved() == coarse_grid:
+        missed = _missed(before, coarse[::2], coarse_grid.nodes, coarse)
+        order = torch.log2(2 * _largest_around(missed).repeat_interleave(2) / around) - 2.0
+        around /= 2.0 ** order.nan_to_num(0.0).clamp(0.0, 2.0)  # no order in 0 / 0 or inf / inf
+    nodes = fine_grid.nodes
+    left = torch.searchsorted(nodes[1:-1].contiguous(), s.contiguous(), right=True)
+    nearest = left + (nodes[left + 1] - s < s - nodes[left]).long()
+    width = nodes[left + 1] - nodes[left]
+    at_node = (s - nodes[nearest]).abs() <= SAME_DEPTH * width
+    return torch.where(at_node, solved[nearest], around[left // 2])
+
+
+def _missed(grid: DepthGrid, coarse: torch.Tensor, nodes: torch.Tensor, fine: torch.Tensor):
+    """By how much, in the norm of a head, the heads of `grid` miss those at the finer nodes."""
+    norms = []
+    for depths, heads in zip(nodes.split(PART), fine.split(PART), strict=True):
+        difference = (between_nodes(grid, coarse, depths) - heads).double()
+        norms.append(difference.square().sum(-2).amax(-1).sqrt().cpu())
+    error = torch.cat(norms)
+    return torch.where(torch.isfinite(error), error, math.inf)
+
+
+def _largest_around(error: torch.Tensor) -> torch.Tensor:
+    """Of errors at the nodes of a halved grid, for every interval of the grid and its neighbours.
+
+    Seven nodes of three intervals, around the middle of the one in between.
+    """
+    return torch.nn.functional.max_pool1d(error[None], 7, stride=2, padding=2)[0]
