@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 

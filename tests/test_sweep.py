@@ -63,7 +63,7 @@ def test_rates_json_holds_what_is_promised(finished):
     assert rates["limit"]["status"] == "converged"
     assert 0 < rates["limit"]["error"] <= SMALL.tol
     cases = [(row["step"], row["variable"]) for row in rates["limit"]["errors"]]
-    assert cases == [(0, "x"), (0, "p"), (2, "x"), (2, "p")]
+    assert cases == [(step, variable) for step in (0, 2) for variable in ("x", "p", "theta")]
     assert max(row["error"] for row in rates["limit"]["errors"]) == rates["limit"]["error"]
     assert rates["runs"]["total"] == 3 * (3 * 4 + 1) and rates["runs"]["diverged"] == 0
     terms = [("bias", "L"), ("fluctuation", "L"), ("fluctuation", "H"), ("total", "L")]
