@@ -98,7 +98,7 @@ class Epsilon(ClauseStudy):
         return self.finding(
             sentence(results, step, control, trend),
             measured=[*_measured(results, step), Measured.fit(
-                "control: loss gained by training on raw gradients, in L H", "-1", trend)],
+                "control: what training on raw gradients does to the loss, in L H", "-1", trend)],
             tables=[
                 Table("exponents", "Exponents", columns, rows),
                 Table("limits", "The limit at every eps", ["eps", "status", "error", "elements"], [
@@ -106,9 +106,9 @@ class Epsilon(ClauseStudy):
                     for eps, r in results.items()
                 ]),
                 Table("control", "Raw gradients with a fixed eps: mean losses after training",
-                      ["L", "H", "scaled", "raw", "untrained"],
+                      ["L", "H", "scaled", "raw", "decayed"],
                       [{k: float(np.mean(c[k])) if k not in "LH" else c[k]
-                        for k in ("L", "H", "scaled", "raw", "untrained")}
+                        for k in ("L", "H", "scaled", "raw", "decayed")}
                        for c in control["cells"]]),
             ],
             pictures=[
@@ -160,7 +160,7 @@ class Epsilon(ClauseStudy):
         problem, steps = self.setting.make_problem(), self.setting.steps
         losses = {}
         for name, eps in (("scaled", self.setting.eps), ("raw", self.raw_eps * depth * heads),
-                          ("untrained", NEVER)):  # fmt: skip
+                          ("decayed", NEVER)):  # fmt: skip
             run = train_particles(
                 problem, self._rule(eps), depth, heads, steps, self.sizes.seeds, self.root_seed,
                 device=self.device, nodes=self.setting.nodes,
@@ -175,7 +175,7 @@ class Epsilon(ClauseStudy):
                 solve_limit(problem, self._rule(eps), steps, self.tol, device=self.device,
                             nodes=self.setting.nodes).loss[-1]
             )
-            for name, eps in (("scaled", self.setting.eps), ("untrained", NEVER))
+            for name, eps in (("scaled", self.setting.eps), ("decayed", NEVER))
         }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def control_trend(control: dict, raw_eps: float) -> Trend:
     """Trend in L H of the loss that training on raw gradients gains over weight decay alone."""
     cells = [c for c in control["cells"] if raw_eps * c["L"] * c["H"] > 0.99 * LARGE]
     sizes = [cell["L"] * cell["H"] for cell in cells]
-    gains = [np.abs(np.subtract(cell["untrained"], cell["raw"])) for cell in cells]
+    gains = [np.abs(np.subtract(cell["decayed"], cell["raw"])) for cell in cells]
     return fit_trend(sizes, gains, shared_draws=False)
 
 
@@ -220,11 +220,11 @@ def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: T
     return (
         f"Exponents of the fluctuation in L after {counted_steps(step)} (rms): "
         f"{', '.join(parts) or 'none could be fitted'}. The "
-        f"limit's own error rises from {errors[0]:.0e} to {errors[1]:.0e}. With raw gradients the "
-        f"loss gained by training falls in L H with exponent {Measured.fit('', '', trend)}; at "
-        f"L H = {cell['L'] * cell['H']} the loss is {np.mean(cell['raw']):.4f}, untrained "
-        f"{np.mean(cell['untrained']):.4f}, trained on scaled gradients "
-        f"{np.mean(cell['scaled']):.4f}."
+        f"limit's own error rises from {errors[0]:.0e} to {errors[1]:.0e}. On raw gradients, what "
+        f"training does to the loss beside weight decay falls in L H with exponent "
+        f"{Measured.fit('', '', trend)}; at L H = {cell['L'] * cell['H']} the loss is "
+        f"{np.mean(cell['raw']):.4f}, after weight decay alone {np.mean(cell['decayed']):.4f}, "
+        f"trained on scaled gradients {np.mean(cell['scaled']):.4f}."
     )
 
 
@@ -262,21 +262,20 @@ def control_figure(control: dict, trend: Trend, raw_eps: float) -> Figure:
     cells = control["cells"]
     sizes = np.array([cell["L"] * cell["H"] for cell in cells], dtype=float)
     left, right = axes[0]
-    for i, name in enumerate(("scaled", "raw", "untrained")):
-        left.plot(
-            sizes, [np.mean(cell[name]) for cell in cells], **look(i), ms=3, lw=0.8, label=name
-        )
-    for i, name in ((0, "scaled"), (2, "untrained")):
+    for i, name in enumerate(("scaled", "raw", "decayed")):
+        left.plot(sizes, [np.mean(cell[name]) for cell in cells], **look(i), ms=3, lw=0.8,
+                  label="weight decay alone" if name == "decayed" else name)  # fmt: skip
+    for i, name in ((0, "scaled"), (2, "decayed")):
         left.axhline(control["limits"][name], color=look(i)["color"], lw=0.8, ls=":")
     left.set_xscale("log")
     label(left, x="L H", y="loss after training")
     legend(left)
-    gains = [np.abs(np.subtract(cell["untrained"], cell["raw"])) for cell in cells]
+    gains = [np.abs(np.subtract(cell["decayed"], cell["raw"])) for cell in cells]
     style = look(1)
     right.plot(sizes, [np.sqrt(np.mean(gain**2)) for gain in gains], **style, ms=3, lw=0)
     fitted = sizes[raw_eps * sizes > 0.99 * LARGE]
     right.plot(fitted, trend(fitted), color=style["color"], lw=0.8, label=f"slope {trend}")
     right.set(xscale="log", yscale="log")
-    label(right, x="L H", y="untrained loss − raw loss")
+    label(right, x="L H", y="|raw loss − after weight decay alone|")
     legend(right)
     return figure

@@ -149,10 +149,13 @@ def sentence(result: SweepResult, steps) -> str:
     }  # fmt: skip
     if not parts:
         return "No exponent of the fluctuation in L could be fitted: add depths or seeds."
+    probes = {v: find_fit(result, last, v, "fluctuation", "L", where="probe") for v in "xp"}
+    probes = [f"{v} {Measured.fit('', '', fit)}" for v, fit in probes.items() if fit]
     return (
         f"After {counted_steps(last)} the fluctuation falls in L with the exponents: "
         f"{'; '.join(parts)}. -1/2 lies in the intervals of {', '.join(held[-0.5]) or 'none'}, "
         f"-1/3 in those of {', '.join(held[-1 / 3]) or 'none'}."
+        + (f" On probe contexts (rms): {', '.join(probes)}." if probes else "")
     )
 
 

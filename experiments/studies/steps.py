@@ -20,6 +20,7 @@ from .panels import dots, label, legend, legend_outside, page, rms
 from .rates import refusals
 
 # Steps 0 and 1 belong to no trend yet: Adam's first step is a sign up to eps.
+CLEARLY = 1.25  # times the misfit of the other
 FIRST = 2
 
 
@@ -151,17 +152,23 @@ def sentence(table: list[dict], steps) -> str:
             key = (variable, term, "rms")
             rows = {r["scale"]: r for r in table
                     if (r["variable"], r["term"], r["norm"]) == key}  # fmt: skip
-            better = min(rows.values(), key=lambda r: r["misfit"])
-            unit = "k^" if better["scale"] == "log" else "exp(k x "
-            end = "" if better["scale"] == "log" else ")"
-            interval = None if better["low"] is None else (better["low"], better["high"])
-            value = Measured("", "", better["slope"], interval)
+            better, worse = sorted(rows.values(), key=lambda r: r["misfit"])
             factor = better["last constant"] / better["first constant"]
             parts.append(
-                f"{variable} {term} by a factor {factor:.1f} ({unit}{value}{end} fits better, "
-                f"misfit {100 * better['misfit']:.0f} %)"
+                f"{variable} {term} {factor:.1f} times ({_which(better, worse)}, misfit "
+                f"{100 * better['misfit']:.0f} %)"
             )
     return f"From step {steps[0]} to {steps[-1]} the constants grow: {'; '.join(parts)}."
+
+
+def _which(better: dict, worse: dict) -> str:
+    """The growth that fits, if one fits clearly better."""
+    if worse["misfit"] < CLEARLY * better["misfit"]:
+        return "power and exponential fit alike"
+    interval = None if better["low"] is None else (better["low"], better["high"])
+    value = Measured("", "", better["slope"], interval)
+    name = "a power k^c" if better["scale"] == "log" else "an exponential exp(c k)"
+    return f"{name} fits better, c = {value}"
 
 
 def growth_figure(result: SweepResult, recorded, trends, words: str) -> Figure:
