@@ -27,11 +27,15 @@ class GroupedAttention(nn.Module):
         self.v_proj = nn.Linear(d, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, d, bias=bias)
 
-    def forward(self, x):
-        q, k, v = (
+    def projected(self, x):
+        """Queries, keys and values, (B, heads, N, head_dim)."""
+        return (
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
+
+    def forward(self, x):
+        q, k, v = self.projected(x)
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(z.transpose(1, 2).flatten(-2))
@@ -42,8 +46,9 @@ class NormedAttention(GroupedAttention):
         super().__init__(**options)
         self.q_norm, self.k_norm = nn.RMSNorm(self.head_dim), nn.RMSNorm(self.head_dim)
 
-    def forward(self, x):
-        raise NotImplementedError
+    def projected(self, x):
+        q, k, v = super().projected(x)
+        return self.q_norm(q), self.k_norm(k), v
 
 
 class SwiGLU(nn.Module):
