@@ -138,9 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         command.run()
     # all other errors are the program's own, and keep their traceback
-    except (StudyError, EngineFailed, CannotWrite) as error:
-        _leave(2, error)
-    except NoRoom as error:
+    except (StudyError, EngineFailed, CannotWrite, NoRoom) as error:
         _leave(2, error)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
