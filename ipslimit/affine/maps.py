@@ -91,15 +91,18 @@ def is_centred(module: nn.Module) -> bool:
     return getattr(type(module), "centred", False)
 
 
+def uncompiled(module: object) -> object:
+    """The module that `torch.compile` wrapped, which has all the parameters; else what came."""
+    while isinstance(module, nn.Module) and "_orig_mod" in module._modules:
+        module = module._modules["_orig_mod"]
+    return module
+
+
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Names and modules, without the prefixes of `torch.compile` and `DistributedDataParallel`."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod
-        else:
-            break
+    model = uncompiled(model)
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = uncompiled(model.module)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
     return list(model.named_modules())

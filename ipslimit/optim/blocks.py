@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
+from ..affine import uncompiled
 from .pairs import Pair, Part, Side
 
 
@@ -40,13 +41,6 @@ class Rows:
 
 def _rows(tensor: torch.Tensor, start: int, count: int) -> tuple[slice, ...]:
     return () if (start, count) == (0, len(tensor)) else (slice(start, start + count),)
-
-
-def uncompiled(module: object) -> object:
-    """The module that `torch.compile` wrapped, which has all the parameters; else what came."""
-    while isinstance(module, torch.nn.Module) and "_orig_mod" in module._modules:
-        module = module._modules["_orig_mod"]
-    return module
 
 
 def rows_of(linear: torch.nn.Module, name: str) -> Rows:

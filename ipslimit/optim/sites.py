@@ -14,8 +14,9 @@ from functools import partial
 
 from torch import nn
 
+from ..affine import uncompiled
 from .activations import refusal_of_activation
-from .blocks import Rows, mlp_pair, query_key_pairs, rows_of, uncompiled, value_output_pairs
+from .blocks import Rows, mlp_pair, query_key_pairs, rows_of, value_output_pairs
 from .pairs import Pair
 
 Found = dict[str, "Callable[[], list[Pair]] | str"]
