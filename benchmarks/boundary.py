@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ipslimit.boundary import BoundaryProbe
+from ipslimit import BoundaryProbe
 from ipslimit.nn import CenteredLinear, Recentring, center_linears, decay_groups
 from ipslimit.optim import SBOAdamW
 

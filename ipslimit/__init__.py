@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # What only torch models need is imported on first use.
-_LAZY = {"BoundaryProbe": "boundary", "boundary": "", "nn": "", "optim": ""}
+_LAZY = {"BoundaryProbe": "torchmodels.probe", "nn": "", "optim": "", "torchmodels": ""}
 
 
 def __getattr__(name: str):

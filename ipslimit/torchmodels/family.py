@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..affine import AffineMap
-from ..optim.pairs import Pair
+from .maps import AffineMap
+from .pairs import Pair
 from .parts import Parts
 
 # What is measured of every part; the ratios are taken when they are asked for.

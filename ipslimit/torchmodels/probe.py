@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..affine import InputMeans, find_maps, named_modules
 from ..checks import require_int, require_several, shown
-from ..optim import SAGGS, Pair
-from ..optim.exponents import refuse_unsaid, register_rescale_hook
+from .exponents import refuse_unsaid, register_rescale_hook
 from .family import NORMS, Family
+from .inputs import InputMeans
+from .maps import find_maps, named_modules
+from .pairs import Pair
 from .parts import KEY_NAMES, Parts
+from .saggs import SAGGS
 
 FLUSH = 256  # steps kept on the device
 
@@ -65,8 +67,8 @@ class BoundaryProbe:
     unseen : list of str
         Output projections of nn.MultiheadAttention: they cannot be watched.
     row_mask
-        Which rows count in mu: see `ipslimit.affine.InputMeans.row_mask`. Beside an `SBOAdamW` it
-        is that optimizer's.
+        Which rows count in mu: see `ipslimit.torchmodels.inputs.InputMeans.row_mask`. Beside an
+        `SBOAdamW` it is that optimizer's.
 
     Raises
     ------

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ..affine import AffineMap, find_maps, named_modules
 from ..checks import require_bool, require_choice, require_real, shown
+from .maps import AffineMap, find_maps, named_modules
 
 CENTRES = ("batch", "ema", "fixed")
 OPTIONS = (

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.optim.adamw import adamw
 
-from ..affine import AffineMap, InputMeans
 from ..checks import shown
-from .groups import as_groups, check_options, find, modules_of, refuse_sparse, with_params
+from .inputs import InputMeans
+from .maps import AffineMap
+from .param_groups import as_groups, check_options, find, modules_of, refuse_sparse, with_params
 
 
 class SBOAdamW(torch.optim.Optimizer):

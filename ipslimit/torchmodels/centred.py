@@ -48,7 +48,7 @@ class CenteredLinear(nn.Module):
     A state dict of the nn.Linear loads too: its bias is beta at the centre 0.
     """
 
-    centred = True  # what ipslimit.affine knows it by
+    centred = True  # what `maps` knows it by
 
     def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
         super().__init__()

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ..checks import require_bool, require_int, shown
 from .exponents import exponents_of, refuse_settings, refuse_state
 from .pairs import Pair, as_pairs
-from .transport import Balanced, balance_pair, require_damping
+from .rescale import Balanced, balance_pair, require_damping
 
 
 class SAGGS(Optimizer):

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ..affine import AffineMap
+from .maps import AffineMap
 
 # The usual names of a key projection, as the last part of a layer's name.
 KEY_NAMES = ("k", "key", "keys", "k_proj", "key_proj", "to_k", "w_k", "wk", "k_lin", "lin_k")

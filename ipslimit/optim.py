@@ -1,10 +1,10 @@
 """Optimizers for any torch model, by the conventions of torch.optim."""
 
-from .find import FoundPairs, find_pairs, verify_pairs
-from .pairs import Pair, Part, Side
-from .saggs import SAGGS
-from .sbo import SBOAdamW
-from .transport import Balanced, balance, rescale_pair
+from .torchmodels.find import FoundPairs, find_pairs, verify_pairs
+from .torchmodels.pairs import Pair, Part, Side
+from .torchmodels.rescale import Balanced, balance, rescale_pair
+from .torchmodels.saggs import SAGGS
+from .torchmodels.sbo import SBOAdamW
 
 __all__ = [
     "SAGGS",

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..affine import uncompiled
 from ..checks import require_real, require_several, shown
+from .maps import uncompiled
 from .pairs import Pair, as_pairs
 from .sites import RECOGNISERS
 

@@ -14,10 +14,10 @@ from functools import partial
 
 from torch import nn
 
-from ..affine import uncompiled
 from .activations import refusal_of_activation
-from .blocks import Rows, mlp_pair, query_key_pairs, rows_of, value_output_pairs
+from .maps import uncompiled
 from .pairs import Pair
+from .projections import Rows, mlp_pair, query_key_pairs, rows_of, value_output_pairs
 
 Found = dict[str, "Callable[[], list[Pair]] | str"]
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from ..affine import uncompiled
+from .maps import uncompiled
 from .pairs import Pair, Part, Side
 
 

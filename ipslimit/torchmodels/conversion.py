@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from ..affine.maps import find_maps, named_modules
 from ..checks import require_real
-from .centered import CenteredLinear
+from .centred import CenteredLinear
+from .maps import find_maps, named_modules
 
 
 def center_linears(model: nn.Module, exclude: Sequence[str | nn.Module] = ()) -> nn.Module:

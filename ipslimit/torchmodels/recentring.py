@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ..affine import AffineMap, InputMeans, find_maps, named_modules
 from ..checks import require_finite, require_int, require_real, shown
+from .inputs import InputMeans
+from .maps import AffineMap, find_maps, named_modules
 
 
 class Recentring:
@@ -38,7 +39,7 @@ class Recentring:
     Attributes
     ----------
     row_mask
-        Which rows count in the means: see `ipslimit.affine.InputMeans.row_mask`.
+        Which rows count in the means: see `ipslimit.torchmodels.inputs.InputMeans.row_mask`.
     steps : int
         Steps of the optimizer so far.
 
@@ -173,7 +174,8 @@ def calibrate_centres(model: nn.Module):
                 model(batch)
 
     Every forward pass counts, with or without gradient. The model's function stays as it is. A
-    `row_mask` can be set on what the block is given (see `ipslimit.affine.InputMeans.row_mask`).
+    `row_mask` can be set on what the block is given (see
+    `ipslimit.torchmodels.inputs.InputMeans.row_mask`).
 
     Raises
     ------

@@ -1,5 +1,0 @@
-"""Diagnostics of how training moves the boundaries of affine layers."""
-
-from .probe import BoundaryProbe
-
-__all__ = ["BoundaryProbe"]
