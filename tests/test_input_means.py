@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from ipslimit.nn import CenteredLinear, Recentring, center_linears
 from ipslimit.optim import SBOAdamW
 from ipslimit.torchmodels.inputs import InputMeans
-from ipslimit.torchmodels.maps import find_maps, named_modules
+from ipslimit.torchmodels.maps import find_maps
+from ipslimit.torchmodels.wrappers import named_modules
 
 F64 = torch.float64
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}

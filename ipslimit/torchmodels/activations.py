@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .maps import uncompiled
+from .wrappers import uncompiled
 
 # Small and large arguments: GELU is linear far out, ReLU6 near zero
 _POINTS = (-30.0, -4.0, -1.3, -0.2, -0.01, 0.01, 0.2, 1.3, 4.0, 30.0)

@@ -8,7 +8,8 @@ from torch import nn
 
 from ..checks import require_real
 from .centred import CenteredLinear
-from .maps import find_maps, named_modules
+from .maps import find_maps
+from .wrappers import named_modules, plain_name, require_model, uncompiled
 
 
 def center_linears(model: nn.Module, exclude: Sequence[str | nn.Module] = ()) -> nn.Module:
@@ -31,7 +32,8 @@ def center_linears(model: nn.Module, exclude: Sequence[str | nn.Module] = ()) ->
     Raises
     ------
     ValueError
-        If an entry of `exclude` matches nothing, or layers share a bias but not their weight.
+        If an entry of `exclude` matches nothing, layers share a bias but not their weight, or a
+        layer was compiled by itself.
     """
     maps, _ = find_maps(named_modules(model), exclude)
     linears = {m.module for m in maps if type(m.module) is nn.Linear}
@@ -55,10 +57,14 @@ def restore_linears(model: nn.Module) -> nn.Module:
     Returns
     -------
     The model; a new module if the model is a `CenteredLinear` itself.
+
+    Raises
+    ------
+    ValueError
+        If a layer was compiled by itself.
     """
     made: dict[CenteredLinear, nn.Linear] = {}
-
-    named_modules(model)  # refuses what is no module
+    require_model(model)
 
     def replacement(old: nn.Module) -> nn.Module | None:
         if not isinstance(old, CenteredLinear):
@@ -74,11 +80,21 @@ def _replaced(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | N
     new = replacement(model)
     if new is not None:
         return new
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
+    places = []
+    for parent_name, parent in model.named_modules():
+        for name, child in parent._modules.items():
             new = None if child is None else replacement(child)
+            if new is not None and uncompiled(parent) is not parent:
+                raise ValueError(
+                    "layers must be converted before they are compiled; "
+                    f"{plain_name(parent_name) or 'the model'} is a compiled "
+                    f"{type(child).__name__}, whose wrapper would go on calling it. Convert first, "
+                    "or exclude it."
+                )
             if new is not None:
-                setattr(parent, name, new)
+                places.append((parent, name, new))
+    for parent, name, new in places:
+        setattr(parent, name, new)
     return model
 
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..checks import require_real, require_several, shown
-from .maps import uncompiled
 from .pairs import Pair, as_pairs
 from .sites import RECOGNISERS
+from .wrappers import named_modules, require_model, uncompiled
 
 KINDS = ("qk", "vo", "mlp")
 
@@ -66,9 +66,7 @@ def find_pairs(
         For bad arguments, if nothing is found, and with refused="raise" for what is no symmetry,
         naming each place and the reason.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
-    model = uncompiled(model)
+    modules = named_modules(model)
     for name, value, allowed in (
         ("per", (per,), ("matrix", "head")),
         ("kinds", kinds := require_several("kinds", kinds, (str,), "('qk', 'vo')"), KINDS),
@@ -79,8 +77,8 @@ def find_pairs(
                 f"{name} must be out of {', '.join(allowed)}; got {shown(value)}. Use "
                 f"{name}={allowed[0]!r}."
             )
-    pairs, reasons = _search(model, per, kinds)
-    pairs, ties = _without_ties(model, pairs)
+    pairs, reasons = _search(modules, per, kinds)
+    pairs, ties = _without_ties(modules, pairs)
     reasons += ties
     if reasons and refused == "raise":
         raise ValueError(
@@ -91,20 +89,21 @@ def find_pairs(
         )
     if not pairs:
         detail = f" ({'; '.join(reasons)})" if reasons else ""
+        whole = type(modules[0][1]).__name__
         raise ValueError(
             f"model must have symmetry pairs; none of {', '.join(kinds)} were found in "
-            f"{type(model).__name__}{detail}. Name them by hand: [((A, bias), (B, None)), ...]."
+            f"{whole}{detail}. Name them by hand: [((A, bias), (B, None)), ...]."
         )
     return FoundPairs(as_pairs(pairs), reasons)
 
 
 def _search(
-    model: nn.Module, per: str, kinds: tuple[str, ...]
+    modules: list[tuple[str, nn.Module]], per: str, kinds: tuple[str, ...]
 ) -> tuple[list[tuple[Pair, nn.Module]], list[str]]:
     """Pairs with the module each was found in, and the reasons of what was refused."""
     pairs, reasons = [], []
-    for name, module in _named_modules(model):
-        label = name or type(model).__name__
+    for name, module in modules:
+        label = name or type(module).__name__
         for recognise in RECOGNISERS:
             found = recognise(module, label, per)
             if found is None:
@@ -122,7 +121,7 @@ def _search(
 
 
 def _without_ties(
-    model: nn.Module, pairs: list[tuple[Pair, nn.Module]]
+    modules: list[tuple[str, nn.Module]], pairs: list[tuple[Pair, nn.Module]]
 ) -> tuple[list[Pair], list[str]]:
     """Each pair once; out go those of which a part is used elsewhere without its partner.
 
@@ -131,7 +130,7 @@ def _without_ties(
     """
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     parents: dict[int, list[str]] = {}
-    for name, module in _named_modules(model):
+    for name, module in modules:
         for attribute, parameter in module._parameters.items():
             holders.setdefault(id(parameter), []).append((module, _join(name, attribute)))
         for child_name, child in module._modules.items():
@@ -154,13 +153,6 @@ def _without_ties(
         else:
             kept[pair.key()] = pair
     return list(kept.values()), list(dict.fromkeys(reasons))
-
-
-def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules as if `torch.compile` had wrapped none of them."""
-    for name, module in model.named_modules():
-        if uncompiled(module) is module:
-            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
 
 
 def _join(name: str, child: str) -> str:
@@ -198,8 +190,7 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
         than the square root of its rounding, which no exact symmetry does, and for a pair that
         the outputs do not depend on, of which nothing can be shown.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
+    require_model(model)
     pairs = as_pairs(pairs)
     scale = require_real("scale", scale, 0.0, include_low=False)
     if 0.5 < scale < 2.0:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
 from ..checks import require_several, shown
+from .wrappers import matches, uncompiled
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -91,23 +91,6 @@ def is_centred(module: nn.Module) -> bool:
     return getattr(type(module), "centred", False)
 
 
-def uncompiled(module: object) -> object:
-    """The module that `torch.compile` wrapped, which has all the parameters; else what came."""
-    while isinstance(module, nn.Module) and "_orig_mod" in module._modules:
-        module = module._modules["_orig_mod"]
-    return module
-
-
-def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Names and modules, without the prefixes of `torch.compile` and `DistributedDataParallel`."""
-    model = uncompiled(model)
-    while isinstance(model, nn.parallel.DistributedDataParallel):
-        model = uncompiled(model.module)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
-    return list(model.named_modules())
-
-
 def find_maps(
     modules: Iterable[tuple[str, nn.Module]], exclude: Sequence[str | nn.Module] = ()
 ) -> tuple[list[AffineMap], list[str]]:
@@ -120,6 +103,7 @@ def find_maps(
     Parameters
     ----------
     modules : (name, module) pairs
+        As `named_modules` gives them.
     exclude : patterns or modules
         Left out with all they contain; patterns as in `fnmatch` ("*.out_proj", "decoder.*").
 
@@ -171,9 +155,9 @@ def _excluded(modules, exclude) -> set[int]:
     found = set()
     for entry in require_several("exclude", exclude, (str, nn.Module), "('*.out_proj',)"):
         if isinstance(entry, nn.Module):
-            roots = [module for _, module in modules if module is entry]
+            roots = [module for _, module in modules if module is uncompiled(entry)]
         else:
-            roots = [module for name, module in modules if fnmatchcase(name, entry)]
+            roots = [module for name, module in modules if matches(name, (entry,))]
         if not roots:
             known = shown([name for name, module in modules if _maps_of(name, module)])
             raise ValueError(

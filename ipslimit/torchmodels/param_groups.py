@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ..checks import require_bool, require_choice, require_real, shown
-from .maps import AffineMap, find_maps, named_modules
+from .maps import AffineMap, find_maps
+from .wrappers import named_modules, plain_name
 
 CENTRES = ("batch", "ema", "fixed")
 OPTIONS = (
@@ -76,7 +77,7 @@ def as_groups(groups) -> list[dict]:
 def _refuse_shared(groups: list[dict]) -> None:
     """As torch does, but by name."""
     modules = [module for group in groups for module in modules_of(group)]
-    names = {p: name for module in modules for name, p in module.named_parameters()}
+    names = {p: plain_name(name) for module in modules for name, p in module.named_parameters()}
     owners: dict[torch.Tensor, int] = {}
     for i, group in enumerate(groups):
         params = with_params(group)["params"]

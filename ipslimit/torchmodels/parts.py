@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from .maps import AffineMap
+from .wrappers import matches
 
 # The usual names of a key projection, as the last part of a layer's name.
 KEY_NAMES = ("k", "key", "keys", "k_proj", "key_proj", "to_k", "w_k", "wk", "k_lin", "lin_k")
@@ -42,7 +42,7 @@ class Parts:
         if attention and groups == 3:
             names = [f"{m.name}.in_proj[{part}]" for part in PACKED]
             return cls(m, names, [False, True, False], (3, 1, outputs, inputs))
-        if any(fnmatchcase(m.name, pattern) for pattern in packed):
+        if matches(m.name, packed):
             if groups != 1 or outputs % 3:
                 raise ValueError(
                     f"packed must name layers of three times as many outputs; got {m.name} with "
@@ -51,7 +51,7 @@ class Parts:
             names = [f"{m.name}[{part}]" for part in PACKED]
             return cls(m, names, [False, True, False], (3, 1, outputs // 3, inputs))
         last = m.name.rpartition(".")[2]
-        named = any(fnmatchcase(last, k) or fnmatchcase(m.name, k) for k in keys)
+        named = matches(last, keys) or matches(m.name, keys)
         is_key = m.inputs == (1,) if attention else named
         return cls(m, [m.name], [is_key], (1, groups, outputs, inputs))
 

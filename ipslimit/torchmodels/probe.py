@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -14,10 +13,11 @@ from ..checks import require_int, require_several, shown
 from .exponents import refuse_unsaid, register_rescale_hook
 from .family import NORMS, Family
 from .inputs import InputMeans
-from .maps import find_maps, named_modules
+from .maps import find_maps
 from .pairs import Pair
 from .parts import KEY_NAMES, Parts
 from .saggs import SAGGS
+from .wrappers import matches, named_modules
 
 FLUSH = 256  # steps kept on the device
 
@@ -91,8 +91,7 @@ class BoundaryProbe:
         exclude: Sequence[str | nn.Module] = (),
         process_group=None,
     ):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module; got {shown(model)}.")
+        modules = named_modules(model)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"optimizer must be a torch optimizer; got {shown(optimizer)}. Pass the one that "
@@ -104,7 +103,7 @@ class BoundaryProbe:
         self.every = require_int("every", every)
         keys = require_several("keys", keys, (str,), "('*.key',)")
         packed = require_several("packed", packed, (str,), "('*.qkv',)")
-        maps, self.unseen = find_maps(named_modules(model), exclude)
+        maps, self.unseen = find_maps(modules, exclude)
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         maps = [m for m in maps if m.weight in trained and m.bias in trained]
         if not maps:
@@ -120,7 +119,7 @@ class BoundaryProbe:
         own = [m for m in maps if m not in known.values()]
         self._own = InputMeans(own, process_group, beside=self._shared)
         for pattern in packed:
-            if not any(fnmatchcase(m.name, pattern) for m in maps):
+            if not any(matches(m.name, (pattern,)) for m in maps):
                 raise ValueError(
                     f"packed must name layers that are watched; {shown(pattern)} matches none of "
                     f"{shown([m.name for m in maps])}. Correct the pattern, or leave it out."

@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from .maps import uncompiled
 from .pairs import Pair, Part, Side
+from .wrappers import uncompiled
 
 
 @dataclasses.dataclass(frozen=True)

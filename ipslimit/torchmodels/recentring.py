@@ -10,7 +10,8 @@ from torch import nn
 
 from ..checks import require_finite, require_int, require_real, shown
 from .inputs import InputMeans
-from .maps import AffineMap, find_maps, named_modules
+from .maps import AffineMap, find_maps
+from .wrappers import named_modules, plain_name
 
 
 class Recentring:
@@ -137,14 +138,16 @@ class Recentring:
                 "state['averages'] must be a dict of tensors by layer; got "
                 f"{shown(state['averages'])}. Pass what state_dict() gave."
             )
-        unknown = sorted(state["averages"].keys() - layers.keys(), key=str)
+        # a state of before torch.compile loads after it, and the other way round
+        given = {plain_name(str(name)): mean for name, mean in state["averages"].items()}
+        unknown = sorted(given.keys() - layers.keys())
         if unknown:
             raise ValueError(
                 f"state must have averages of this model's layers only; got {shown(unknown)}. "
                 "Load it beside the model it was saved with."
             )
         averages = {}
-        for name, mean in state["averages"].items():
+        for name, mean in given.items():
             centre = layers[name].centre
             if not isinstance(mean, torch.Tensor) or mean.shape != centre.shape:
                 raise ValueError(
@@ -202,8 +205,6 @@ def calibrate_centres(model: nn.Module):
 
 def centred_maps(model: nn.Module) -> list[AffineMap]:
     """The `CenteredLinear` layers of a model."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {shown(model)}.")
     maps = [m for m in find_maps(named_modules(model))[0] if m.centred]
     if not maps:
         raise ValueError(

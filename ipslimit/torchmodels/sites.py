@@ -15,9 +15,9 @@ from functools import partial
 from torch import nn
 
 from .activations import refusal_of_activation
-from .maps import uncompiled
 from .pairs import Pair
 from .projections import Rows, mlp_pair, query_key_pairs, rows_of, value_output_pairs
+from .wrappers import uncompiled
 
 Found = dict[str, "Callable[[], list[Pair]] | str"]
 

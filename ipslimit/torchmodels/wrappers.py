@@ -1,0 +1,58 @@
+"""Modules and their names as if nothing had wrapped them: the one look through torch.compile.
+
+`torch.compile(model.mlp)` puts a wrapper in the place of the module, which then is called
+"mlp._orig_mod". Whoever names layers here, in an argument, an attribute or a message, calls it
+"mlp", as the user does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..checks import shown
+
+_INNER = "_orig_mod"  # where torch.compile keeps what it wrapped
+
+
+def uncompiled(module: object) -> object:
+    """The module that `torch.compile` wrapped, which has all the parameters; else what came."""
+    while isinstance(module, nn.Module) and _INNER in module._modules:
+        module = module._modules[_INNER]
+    return module
+
+
+def plain_name(name: str) -> str:
+    """The name of a module or parameter, or a pattern of names, without the wrappers in it."""
+    return ".".join(part for part in name.split(".") if part != _INNER)
+
+
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(name, module) of a model and all it contains, with no wrapper of torch.compile among them.
+
+    A model in `DistributedDataParallel` is looked into; its own name is "".
+
+    Raises
+    ------
+    TypeError
+        If it is no module.
+    """
+    model = uncompiled(require_model(model))
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = uncompiled(model.module)
+    named = model.named_modules()
+    return [(plain_name(name), module) for name, module in named if uncompiled(module) is module]
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of some patterns (`fnmatch`) fits the plain name of a module."""
+    return any(fnmatchcase(name, plain_name(pattern)) for pattern in patterns)
+
+
+def require_model(model: object) -> nn.Module:
+    """Return `model` if it is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
+    return model
