@@ -22,7 +22,31 @@ def _remove(handles: list) -> None:
     handles.clear()
 
 
-class InputMeans:
+class Masked:
+    """Says which rows count: an `InputMeans`, or whoever looks at inputs by one, its `means`."""
+
+    @property
+    def row_mask(self) -> RowMask:
+        """Which rows count: None for all, or a bool tensor of the leading shape of the inputs.
+
+        It stays until it is set again; set it before the forward pass and leave it until after
+        the backward pass (a checkpointed segment looks again). It also fits flattened rows, and
+        is not applied to pooled inputs, which have fewer leading dimensions. A function
+        (layer name, leading shape) -> mask or None serves models with several lengths.
+        """
+        return getattr(self, "means", self)._sums.mask
+
+    @row_mask.setter
+    def row_mask(self, mask: RowMask) -> None:
+        if not (mask is None or isinstance(mask, torch.Tensor) or callable(mask)):
+            raise TypeError(
+                f"row_mask must be a bool tensor, a function or None; got {shown(mask)}. Pass "
+                "e.g. row_mask = tokens != padding."
+            )
+        getattr(self, "means", self)._sums.mask = mask
+
+
+class InputMeans(Masked):
     """Means of what enters affine layers, over all passes whose gradients were accumulated.
 
     Rows are counted as gradients are: by a backward pass, once for each time that it adds to a
@@ -73,26 +97,6 @@ class InputMeans:
                 self._handles.append(module.register_forward_hook(tap, with_kwargs=True))
         self._lengths = [tap.leaf.numel() for tap in self._tapped]
         self._index = None
-
-    @property
-    def row_mask(self) -> RowMask:
-        """Which rows count: None for all, or a bool tensor of the leading shape of the inputs.
-
-        It stays until it is set again; set it before the forward pass and leave it until after
-        the backward pass (a checkpointed segment looks again). It also fits flattened rows, and
-        is not applied to pooled inputs, which have fewer leading dimensions. A function
-        (layer name, leading shape) -> mask or None serves models with several lengths.
-        """
-        return self._sums.mask
-
-    @row_mask.setter
-    def row_mask(self, mask: RowMask) -> None:
-        if not (mask is None or isinstance(mask, torch.Tensor) or callable(mask)):
-            raise TypeError(
-                f"row_mask must be a bool tensor, a function or None; got {shown(mask)}. Pass "
-                "e.g. row_mask = tokens != padding."
-            )
-        self._sums.mask = mask
 
     def gather(self) -> dict[AffineMap, torch.Tensor | None]:
         """The input mean (groups, inputs of a group) of every map; None where no row was seen.

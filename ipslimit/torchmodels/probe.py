@@ -12,7 +12,7 @@ from torch import nn
 from ..checks import require_int, require_several, shown
 from .exponents import refuse_unsaid, register_rescale_hook
 from .family import NORMS, Family
-from .inputs import InputMeans
+from .inputs import InputMeans, Masked
 from .maps import find_maps
 from .pairs import Pair
 from .parts import KEY_NAMES, Parts
@@ -22,7 +22,7 @@ from .wrappers import matches, named_modules
 FLUSH = 256  # steps kept on the device
 
 
-class BoundaryProbe:
+class BoundaryProbe(Masked):
     r"""Watches the boundary b + W mu of every affine layer while an optimizer trains a model.
 
     For z = W x + b with input mean mu (all rows of the step, over all processes), gradients g and
@@ -117,7 +117,7 @@ class BoundaryProbe:
         known = {(m.module, m.weight): m for m in self._shared.maps} if self._shared else {}
         maps = [known.get((m.module, m.weight), m) for m in maps]
         own = [m for m in maps if m not in known.values()]
-        self._own = InputMeans(own, process_group, beside=self._shared)
+        self.means = InputMeans(own, process_group, beside=self._shared)
         for pattern in packed:
             if not any(matches(m.name, (pattern,)) for m in maps):
                 raise ValueError(
@@ -148,14 +148,6 @@ class BoundaryProbe:
         ]
 
     @property
-    def row_mask(self):
-        return self._own.row_mask
-
-    @row_mask.setter
-    def row_mask(self, mask) -> None:
-        self._own.row_mask = mask
-
-    @property
     def steps(self) -> np.ndarray:
         return np.array(self._recorded, dtype=int)
 
@@ -163,7 +155,7 @@ class BoundaryProbe:
         """Stop watching; what was recorded stays."""
         for handle in self._handles:
             handle.remove()
-        self._own.remove()
+        self.means.remove()
 
     def history(self) -> dict[str, np.ndarray]:
         """What was recorded, by name, each (recorded steps, layers) in float64.
@@ -219,7 +211,7 @@ class BoundaryProbe:
         self._due = (self._step - 1) % self.every == 0
         if not self._due:
             return
-        means = self._own.gather()
+        means = self.means.gather()
         if self._shared is not None:
             means |= self._shared.gather()
         for family in self._families:
@@ -233,14 +225,14 @@ class BoundaryProbe:
             self._recorded.append(self._step)
             if len(self._fresh) >= FLUSH:
                 self._flush()
-        self._own.reset()
-        self._own.pause(self._step % self.every != 0)
+        self.means.reset()
+        self.means.pause(self._step % self.every != 0)
 
     def _rescaled(self, pair: Pair, scale: float) -> None:
         """A pair of the model has been rescaled, outside of what is measured as a step."""
         if pair.feeds:
             second = pair.second.matrix
-            self._own.rescale(second.parameter, second.along(1), scale)
+            self.means.rescale(second.parameter, second.along(1), scale)
         for family in self._families:
             family.rescaled(pair, scale)
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ..checks import require_finite, require_int, require_real, shown
-from .inputs import InputMeans
+from .inputs import InputMeans, Masked
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
 
 
-class Recentring:
+class Recentring(Masked):
     """Lets the centres of a model's `CenteredLinear` layers follow the means of their inputs.
 
     After every step of the optimizer the mean of the step's rows enters an exponential average;
@@ -79,14 +79,6 @@ class Recentring:
         self.averages: dict[str, torch.Tensor] = {}
         self.optimizer = optimizer
         self._handle = optimizer.register_step_post_hook(self._after_step)
-
-    @property
-    def row_mask(self):
-        return self.means.row_mask
-
-    @row_mask.setter
-    def row_mask(self, mask) -> None:
-        self.means.row_mask = mask
 
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:

@@ -10,12 +10,12 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from ..checks import shown
-from .inputs import InputMeans
+from .inputs import InputMeans, Masked
 from .maps import AffineMap
 from .param_groups import as_groups, check_options, find, modules_of, refuse_sparse, with_params
 
 
-class SBOAdamW(torch.optim.Optimizer):
+class SBOAdamW(Masked, torch.optim.Optimizer):
     r"""AdamW whose weight updates do not move the boundary of affine layers.
 
     For z = W x + b with input mean c, the gradient in the shape of the layer (the weight at fixed
@@ -154,14 +154,6 @@ class SBOAdamW(torch.optim.Optimizer):
     @property
     def maps(self) -> list[AffineMap]:
         return self.means.maps
-
-    @property
-    def row_mask(self):
-        return self.means.row_mask
-
-    @row_mask.setter
-    def row_mask(self, mask) -> None:
-        self.means.row_mask = mask
 
     def _adopt(self, maps: list[AffineMap]) -> None:
         """Take maps under this optimizer's rule."""
