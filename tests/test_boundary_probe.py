@@ -190,6 +190,34 @@ def test_keys_are_apart_however_they_are_packed():
     assert summary["R2"] == pytest.approx(histories[0]["R2"][0, [0, 2]].mean())
 
 
+def test_packed_layers_of_two_kinds_are_measured_side_by_side():
+    """One size, but one mean for all three parts, or three."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 1, batch_first=True, dtype=F64)
+            self.block = Block(True)
+
+        def forward(self, x, y, z):
+            return self.block(self.attention(x, y, z)[0])
+
+    x, y, z = normal(3, 5, 4), 1.0 + normal(3, 5, 4), 2.0 + normal(3, 5, 4)
+    model = Both()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    together = BoundaryProbe(model, optimizer, packed=("*.qkv",))
+    apart = [
+        BoundaryProbe(model, optimizer, exclude="block"),
+        BoundaryProbe(model, optimizer, packed=("*.qkv",), exclude="attention"),
+    ]
+    model(x, y, z).square().sum().backward()
+    optimizer.step()
+    assert together.layers == apart[0].layers + apart[1].layers and len(together.layers) == 6
+    for name, values in together.history().items():
+        expected = np.concatenate([probe.history()[name] for probe in apart], axis=1)
+        np.testing.assert_allclose(values, expected, rtol=1e-12, err_msg=name)
+
+
 def test_custom_key_names():
     model = nn.ModuleDict({"lookup": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
     optimizer = adam(model)

@@ -76,14 +76,35 @@ class AffineMap:
         return chosen[..., :-1].reshape(self.groups, -1).to(self.weight)
 
     def less_outer(self, weight, bias: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs)."""
+        """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs).
+
+        With b the gradient of the bias this is the gradient of the weight at a fixed output at mu.
+        """
         columns = bias.reshape(self.groups, -1, 1)
         blocks = torch.baddbmm(self.blocks(weight), columns, mean.unsqueeze(1), alpha=-1)
         return blocks.view(weight.shape)
 
     def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W mu, (outputs,), for a tensor of the weight's shape and mu (groups, inputs)."""
-        return torch.bmm(self.blocks(weight), mean.unsqueeze(-1)).reshape(-1)
+        return apply(self.blocks(weight), mean).reshape(-1)
+
+    def linear_bias(self) -> torch.Tensor:
+        """The bias of the nn.Linear that the map equals: beta - S c of a centred one."""
+        return self.module.bias if self.centred else self.rows(self.bias)
+
+    def gradients(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Those of weight and bias of the nn.Linear that the map equals; None if one is missing."""
+        if self.weight.grad is None or self.bias.grad is None:
+            return None
+        if not self.centred:
+            return self.weight.grad, self.rows(self.bias.grad)
+        centre = self.module.centre.unsqueeze(0)
+        return self.less_outer(self.weight.grad, -self.bias.grad, centre), self.bias.grad
+
+
+def apply(weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """W mu, (..., outputs), of weights (..., outputs, inputs) and means (..., inputs)."""
+    return (weight @ mean.unsqueeze(-1)).squeeze(-1)
 
 
 def is_centred(module: nn.Module) -> bool:

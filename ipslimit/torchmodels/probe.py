@@ -11,12 +11,11 @@ from torch import nn
 
 from ..checks import require_int, require_several, shown
 from .exponents import refuse_unsaid, register_rescale_hook
-from .family import NORMS, Family
 from .inputs import InputMeans, Masked
 from .maps import find_maps
 from .pairs import Pair
-from .parts import KEY_NAMES, Parts
 from .saggs import SAGGS
+from .stack import KEY_NAMES, NORMS, parts_of, stacks
 from .wrappers import matches, named_modules
 
 FLUSH = 256  # steps kept on the device
@@ -124,15 +123,12 @@ class BoundaryProbe(Masked):
                     f"packed must name layers that are watched; {shown(pattern)} matches none of "
                     f"{shown([m.name for m in maps])}. Correct the pattern, or leave it out."
                 )
-        parts = [Parts.of(m, keys, packed) for m in maps]
-        families: dict[tuple, list[Parts]] = {}
-        for p in parts:
-            families.setdefault(p.family, []).append(p)
-        self._families = [Family(members) for members in families.values()]
-        # families of layers are measured together; what is shown is in the order of the model
-        measured = [name for family in self._families for name in family.names]
-        self.layers = [name for p in parts for name in p.names]
-        self.is_key = np.array([key for p in parts for key in p.keys])
+        parts = [parts_of(m, keys, packed) for m in maps]
+        self._stacks = stacks(maps, [list(names) for names in parts])
+        # layers of one shape are measured together; what is shown is in the order of the model
+        measured = [name for stack in self._stacks for name in stack.names]
+        self.layers = [name for names in parts for name in names]
+        self.is_key = np.array([key for names in parts for key in names.values()])
         self._order = [measured.index(name) for name in self.layers]
         dtype = functools.reduce(torch.promote_types, (m.weight.dtype for m in maps), torch.float32)
         self._kind = torch.empty(0, dtype=dtype, device=maps[0].weight.device)
@@ -214,13 +210,13 @@ class BoundaryProbe(Masked):
         means = self.means.gather()
         if self._shared is not None:
             means |= self._shared.gather()
-        for family in self._families:
-            family.before(means)
+        for stack in self._stacks:
+            stack.before(means)
 
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
         if self._due:
-            values = torch.cat([family.after().to(self._kind) for family in self._families])
+            values = torch.cat([stack.after().to(self._kind) for stack in self._stacks])
             self._fresh.append(values)
             self._recorded.append(self._step)
             if len(self._fresh) >= FLUSH:
@@ -233,8 +229,8 @@ class BoundaryProbe(Masked):
         if pair.feeds:
             second = pair.second.matrix
             self.means.rescale(second.parameter, second.along(1), scale)
-        for family in self._families:
-            family.rescaled(pair, scale)
+        for stack in self._stacks:
+            stack.rescaled(pair, scale)
 
     def _flush(self) -> None:
         if self._fresh:

@@ -1,0 +1,150 @@
+"""The boundary's motion in one step, for all layers of one shape at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from .maps import AffineMap, apply
+from .pairs import Pair
+from .wrappers import matches
+
+# What is measured of every part; the ratios are taken when they are asked for.
+NORMS = ("g_W", "g_b mu", "dW mu", "db", "db + dW mu", "bias", "effective_bias", "drift")
+# The usual names of a key projection, as the last part of a layer's name.
+KEY_NAMES = ("k", "key", "keys", "k_proj", "key_proj", "to_k", "w_k", "wk", "k_lin", "lin_k")
+
+
+def parts_of(m: AffineMap, keys: Sequence[str], packed: Sequence[str]) -> dict[str, bool]:
+    """The parts of a layer that are measured apart, and which of them make attention's keys.
+
+    A packed projection has three of equally many outputs, with [q], [k] and [v] behind its name;
+    any other layer is one. A key's bias has no gradient but rounding. `keys` and `packed` are
+    patterns on names (`fnmatch`).
+
+    Raises
+    ------
+    ValueError
+        If `packed` names a layer whose outputs are no three equal parts.
+    """
+    attention = isinstance(m.module, nn.MultiheadAttention)
+    name = f"{m.name}.in_proj" if attention else m.name
+    if not (attention and m.groups == 3):
+        if not matches(m.name, packed):
+            named = matches(m.name.rpartition(".")[2], keys) or matches(m.name, keys)
+            return {m.name: m.inputs == (1,) if attention else named}
+        if m.groups != 1 or len(m.weight) % 3:
+            raise ValueError(
+                f"packed must name layers of three times as many outputs; got {m.name} with "
+                f"{len(m.weight)}. Take it out of the patterns."
+            )
+    return {f"{name}[{part}]": part == "k" for part in "qkv"}
+
+
+def stacks(maps: Sequence[AffineMap], parts: Sequence[Sequence[str]]) -> list[Stack]:
+    """The maps, with the names of their parts, sorted into stacks of one shape."""
+    alike: dict[tuple, list[int]] = {}
+    for i, m in enumerate(maps):
+        # a Conv1d and a Linear may be alike but for the shapes of their tensors
+        kind = (_shape(m, len(parts[i])), m.weight.shape, m.weight.dtype, m.weight.device)
+        alike.setdefault(kind, []).append(i)
+    return [Stack([maps[i] for i in s], [parts[i] for i in s]) for s in alike.values()]
+
+
+def _shape(m: AffineMap, parts: int) -> tuple[int, int, int, int]:
+    """(parts, groups of a part, outputs of a group, inputs of a group)."""
+    groups = max(m.groups // parts, 1)  # the parts of a packed nn.MultiheadAttention are groups
+    return parts, groups, len(m.weight) // (parts * groups), m.weight[0].numel()
+
+
+class Stack:
+    """Layers whose weights, biases and means are stacked, so that a deep model costs few calls.
+
+    Shapes: n layers of (parts, groups, outputs, inputs), see `_shape`. A layer without rows or
+    gradient has NaN in its place, and so all that comes of it.
+
+    Parameters
+    ----------
+    maps : list of AffineMap
+    parts : list of the names of the parts of each
+    """
+
+    def __init__(self, maps: list[AffineMap], parts: list[Sequence[str]]):
+        self.maps = maps
+        self.names = [name for names in parts for name in names]
+        self.shape = (len(maps), *_shape(maps[0], len(parts[0])))
+        self.fixed = None  # the fixed coordinate of every layer
+        self.unplaced = set(maps)
+
+    def before(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
+        """Look at the gradients, and at what the step is going to change."""
+        gradients = [m.gradients() or self._none() for m in self.maps]
+        weights, biases = map(torch.stack, zip(*gradients, strict=True))
+        self.mean = torch.stack([self._spread(means[m]) for m in self.maps])
+        # of every group
+        outer = _norm(biases.view(self.shape[:-1]), -1) * _norm(self.mean, -1)
+        self.gradients = [_norm(weights.view(self.shape), (-3, -2, -1)), _norm(outer, -1)]
+        self.known = self._parameters()
+        if self.unplaced:
+            self._place(means)
+
+    def after(self) -> torch.Tensor:
+        """What was measured of the step, (layers x parts, NORMS)."""
+        old_weight, old_bias = self.known
+        weight, bias = self._parameters()
+        self.known = None
+        shift = apply(weight - old_weight, self.mean)
+        moved = bias - old_bias
+        outputs = weight @ torch.stack([self.mean, self.fixed], dim=-1) + bias.unsqueeze(-1)
+        effective, drift = outputs[..., 0], outputs[..., 1] - self.start
+        vectors = torch.stack([shift, moved, shift + moved, bias, effective, drift])
+        norms = torch.cat([torch.stack(self.gradients), _norm(vectors, (-2, -1))])
+        return norms.flatten(1).T
+
+    def rescaled(self, pair: Pair, scale: float) -> None:
+        """Put what is fixed into the units of a pair that was rescaled: A <- c A, B <- B / c."""
+        if self.fixed is None:
+            return
+        first, second = (side.matrix for side in pair)
+        for i, m in enumerate(self.maps):
+            if m.weight is first.parameter:
+                self.start[i].view(-1)[first.along(0)] *= scale
+            if m.weight is second.parameter and pair.feeds:
+                channels = self.fixed[i].unflatten(-1, (m.weight.shape[1], -1))
+                channels[..., second.along(1), :] *= scale
+            elif m.weight is second.parameter:
+                self.start[i].view(-1)[second.along(0)] /= scale
+
+    def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of weights and biases."""
+        weight = torch.stack([m.weight for m in self.maps]).view(self.shape)
+        return weight, torch.stack([m.linear_bias() for m in self.maps]).view(self.shape[:-1])
+
+    def _none(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """NaN in place of the gradients of one layer."""
+        like = self.maps[0]
+        return tuple(torch.full_like(t, torch.nan) for t in (like.weight, like.linear_bias()))
+
+    def _spread(self, mean: torch.Tensor | None) -> torch.Tensor:
+        """(parts, groups, inputs) of the mean of one layer; a packed Linear has one for all."""
+        _, parts, groups, _, inputs = self.shape
+        if mean is None:
+            return self.maps[0].weight.new_full((parts, groups, inputs), torch.nan)
+        return mean.view(-1, groups, inputs).expand(parts, groups, inputs)
+
+    def _place(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
+        """Fix the coordinate of layers that are seen for the first time."""
+        weight, bias = self.known
+        start = bias + apply(weight, self.mean)
+        if self.fixed is None:
+            self.fixed, self.start = self.mean.clone(), start
+        for i, m in enumerate(self.maps):
+            if means[m] is not None and m in self.unplaced:
+                self.unplaced.remove(m)
+                self.fixed[i], self.start[i] = self.mean[i], start[i]
+
+
+def _norm(tensor: torch.Tensor, dim) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor, dim=dim)
