@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ..checks import require_bool, require_choice, require_real, shown
+from .. import rules
+from ..checks import require_bool, require_real, shown
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
 
-CENTRES = ("batch", "ema", "fixed")
-OPTIONS = (
-    "lr", "betas", "eps", "weight_decay", "centre", "centre_decay", "compensate", "maximize",
-    "foreach",
-)  # fmt: skip
+# of the rule that ipslimit.SBOAdamW applies to heads, which knows what they may be
+SHARED = ("betas", "eps", "weight_decay", "centre", "centre_decay")
+OPTIONS = ("lr", *SHARED, "compensate", "maximize", "foreach")
 # what a group holds besides: its parameters, what schedulers and loggers look for, and what torch
 # puts into the defaults of a copied optimizer
 OTHERS = ("params", "modules", "name", "initial_lr", "differentiable")
@@ -138,19 +137,7 @@ def check_options(options: dict) -> None:
     if isinstance(options["lr"], torch.Tensor):
         raise TypeError("lr must be a float; got a tensor. Pass float(lr).")
     require_real("lr", options["lr"], 0.0)
-    try:
-        beta1, beta2 = options["betas"]
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"betas must be a pair of floats; got {shown(options['betas'])}. Use "
-            "betas=(0.9, 0.999)."
-        ) from None
-    require_real("betas[0]", beta1, 0.0, 1.0, include_high=False)
-    require_real("betas[1]", beta2, 0.0, 1.0, include_high=False)
-    require_real("eps", options["eps"], 0.0)
-    require_real("weight_decay", options["weight_decay"], 0.0)
-    require_real("centre_decay", options["centre_decay"], 0.0, 1.0, include_high=False)
-    require_choice("centre", options["centre"], CENTRES)
+    rules.SBOAdamW(**{name: options[name] for name in SHARED})
     require_bool("compensate", options["compensate"])
     require_bool("maximize", options["maximize"])
     if options["foreach"] is not None:
