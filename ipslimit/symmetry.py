@@ -9,6 +9,8 @@ change the parameters and not the function. (bO is outside, and is left alone.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -93,9 +95,13 @@ def balancing_factors(heads: Heads, damping: float) -> tuple[torch.Tensor, torch
     ratios = pair_ratios(heads)
     skipped = ~(torch.isfinite(ratios) & (ratios > 0))
     ratios = torch.where(skipped, 1.0, ratios)
+    return balancing_factor(ratios, damping, torch.sqrt, _power), skipped
+
+
+def balancing_factor(ratio, damping: float, sqrt: Callable, power: Callable):
+    """c = (|B|/|A|)^(damping/2) of ratios |B|/|A|, in the arithmetic that they are of."""
     # a square root is exact where it can be, and so twins that differ by powers of two stay twins
-    factors = ratios.sqrt() if damping == 1.0 else _power(ratios, damping / 2)
-    return factors, skipped
+    return sqrt(ratio) if damping == 1.0 else power(ratio, damping / 2)
 
 
 def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:

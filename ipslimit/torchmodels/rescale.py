@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..checks import require_real
+from ..symmetry import balancing_factor
 from .exponents import (
     exponents_of,
     refuse_settings,
@@ -152,8 +153,7 @@ def balance_pair(
     if a == 0.0 or b == 0.0:
         return Balanced(pair.name, math.nan, 1.0, "a norm is zero")
     ratio = b / a
-    # the square root is correctly rounded, so twins that differ by powers of two stay twins
-    scale = math.sqrt(ratio) if damping == 1.0 else ratio ** (damping / 2)
+    scale = balancing_factor(ratio, damping, math.sqrt, pow)
     rescale(pair, scale, optimizer, exponents)
     return Balanced(pair.name, ratio, scale)
 
