@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from ..checks import require_int, shown
-from .pairs import Pair
+from .followers import refuse_untold
+from .pairs import Pair, Part
 
 # A parameter times c has its gradient, and every average of gradients, times 1/c. RMSprop's
 # momentum averages gradients over their own size, which have no scale.
@@ -74,60 +73,24 @@ def exponents_of(optimizer: Optimizer, declared: Mapping[str, int] | None) -> di
     )
 
 
-def rescales_inputs(optimizer: Optimizer) -> Callable | None:
-    """The optimizer's method rescale_input(weight, columns, factor), if it looks at inputs.
-
-    An optimizer that keeps what it saw of the inputs of a weight (their means, say) has it, and is
-    told when those columns of the input have been multiplied by the factor.
-    """
-    return getattr(getattr(optimizer, "optimizer", optimizer), "rescale_input", None)
-
-
-def register_rescale_hook(
-    optimizer: Optimizer, hook: Callable[[Pair, float], None]
-) -> RemovableHandle:
-    """Call hook(pair, c) once a pair was rescaled together with this optimizer's state.
-
-    The hooks of a SAGGS are kept by the optimizer in it, so that it is the same whether one watches
-    that or the SAGGS, and which of them was made first.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    hooks = vars(inner).setdefault("_rescale_hooks", OrderedDict())
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
-
-
-def rescale_hooks(optimizer: Optimizer) -> list[Callable[[Pair, float], None]]:
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return list(vars(inner).get("_rescale_hooks", {}).values())
-
-
-def refuse_unsaid(pairs: Iterable[Pair], keeper: str) -> None:
-    """Refuse pairs that do not say what whoever looks at inputs has to know."""
-    unsaid = next((pair for pair in pairs if pair.feeds is None), None)
-    if unsaid is not None:
-        raise ValueError(
-            f"feeds must be told; {keeper} keeps means of what enters a matrix, and "
-            f"{unsaid.name or 'a pair'} does not say whether its first matrix feeds the second. "
-            "Use find_pairs(model), or Pair((A, bias), (B, None), feeds=True) for value and output "
-            "or an MLP, feeds=False for query and key."
-        )
-
-
-def refuse_settings(optimizer: Optimizer, pairs: list[Pair]) -> None:
-    """Refuse parameter groups whose update does not go with rescaled parameters.
+def require_rescalable(
+    optimizer: Optimizer, pairs: list[Pair], exponents: Mapping[str, int]
+) -> None:
+    """Refuse optimizers that could not go on as before once pairs were rescaled.
 
     Raises
     ------
     ValueError
-        Naming the setting: coupled weight decay with moments, differentiable; and the pair, if it
-        does not say what an optimizer that looks at inputs has to know.
+        Naming what stands in the way: settings, states (`refuse_state`), or a pair that does not
+        say what an optimizer that looks at inputs has to know.
     """
-    if rescales_inputs(optimizer) is not None:
-        refuse_unsaid(pairs, type(optimizer).__name__)
-    elif rescale_hooks(optimizer):
-        refuse_unsaid(pairs, f"what watches {type(optimizer).__name__}")
+    refuse_untold(optimizer, pairs)
+    _refuse_settings(optimizer, pairs)
+    refuse_state(optimizer, pairs, exponents)
+
+
+def _refuse_settings(optimizer: Optimizer, pairs: list[Pair]) -> None:
+    """Refuse coupled weight decay with moments, and differentiable steps."""
     owners = {id(part.parameter): pair for pair in pairs for part in pair.parts}
     for number, group in enumerate(optimizer.param_groups):
         pair = next((owners[id(p)] for p in group["params"] if id(p) in owners), None)
@@ -187,7 +150,7 @@ def refuse_state(optimizer: Optimizer, pairs: list[Pair], exponents: Mapping[str
                     )
 
 
-def _fits(value: object, part) -> bool:
+def _fits(value: object, part: Part) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..checks import require_int, require_several, shown
-from .exponents import refuse_unsaid, register_rescale_hook
+from .followers import refuse_unsaid, register_rescale_hook
 from .inputs import InputMeans, Masked
 from .maps import find_maps
 from .pairs import Pair

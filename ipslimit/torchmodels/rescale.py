@@ -11,13 +11,8 @@ from torch.optim import Optimizer
 
 from ..checks import require_real
 from ..symmetry import balancing_factor
-from .exponents import (
-    exponents_of,
-    refuse_settings,
-    refuse_state,
-    rescale_hooks,
-    rescales_inputs,
-)
+from .exponents import exponents_of, require_rescalable
+from .followers import tell
 from .pairs import Pair, as_pairs
 
 
@@ -165,13 +160,8 @@ def rescale(
     """`rescale_pair` without its checks."""
     for tensor, factor, _ in _factors(pair, scale, optimizer, exponents):
         tensor.mul_(factor)
-    if optimizer is None:
-        return
-    follow = rescales_inputs(optimizer)
-    if follow is not None and pair.feeds:
-        follow(pair.second.matrix.parameter, pair.second.matrix.along(1), scale)
-    for hook in rescale_hooks(optimizer):
-        hook(pair, scale)
+    if optimizer is not None:
+        tell(optimizer, pair, scale)
 
 
 def _factors(pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]):
@@ -200,6 +190,5 @@ def _checked(
     if optimizer is None:
         return {}
     exponents = exponents_of(optimizer, declared)
-    refuse_settings(optimizer, pairs)
-    refuse_state(optimizer, pairs, exponents)
+    require_rescalable(optimizer, pairs, exponents)
     return exponents

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch.optim import Optimizer
 
 from ..checks import require_bool, require_int, shown
-from .exponents import exponents_of, refuse_settings, refuse_state
+from .exponents import exponents_of, refuse_state, require_rescalable
 from .pairs import Pair, as_pairs
 from .rescale import Balanced, balance_pair, require_damping
 
@@ -93,8 +93,7 @@ class SAGGS(Optimizer):
                 "optimizer must be a plain optimizer; got SAGGS. Join the pairs into one SAGGS."
             )
         pairs = as_pairs(pairs)
-        refuse_settings(optimizer, pairs)
-        refuse_state(optimizer, pairs, exponents)
+        require_rescalable(optimizer, pairs, exponents)
         _refuse_missing(optimizer, pairs)
         # Optimizer.__init__ would make groups and state of its own; this is its other entrance
         self.__setstate__(
@@ -154,8 +153,7 @@ class SAGGS(Optimizer):
 
     def balance(self) -> list[Balanced]:
         """Balance now: parameters, state and gradients. `step` does it when it is due."""
-        refuse_settings(self.optimizer, self.pairs)
-        refuse_state(self.optimizer, self.pairs, self._exponents)
+        require_rescalable(self.optimizer, self.pairs, self._exponents)
         self.balanced = [
             balance_pair(pair, self.damping, self.optimizer, self._exponents) for pair in self.pairs
         ]
