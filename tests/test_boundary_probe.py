@@ -260,8 +260,10 @@ def test_convolutions_with_groups_are_layers_apart():
             half.bias.copy_(conv.bias[3 * i : 3 * i + 3])
     x = 1.0 + normal(2, 4, 7)
     histories = []
-    for model, outputs in ((conv, lambda: conv(x)), (halves, lambda: torch.cat([
-        half(part) for half, part in zip(halves, x.chunk(2, 1))], 1))):  # fmt: skip
+    for model, outputs in (
+        (conv, lambda: conv(x)),
+        (halves, lambda: torch.cat([half(part) for half, part in zip(halves, x.chunk(2, 1))], 1)),
+    ):
         optimizer = adam(model)
         probe = BoundaryProbe(model, optimizer)
         outputs().square().sum().backward()
@@ -353,7 +355,7 @@ INNER = {
     "SBO for some": lambda m, lr: SBOAdamW(  # others are the probe's own
         m, lr=lr, eps=1e-30, weight_decay=0.0, exclude=("*.out_proj", "encoder.linear2", "*_proj")
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", INNER)

@@ -30,16 +30,25 @@ MODELS = {
     "attention": (attention, (X, X, X), 2, 8),
     "attention without biases": (lambda: attention(bias=False), (X, X, X), 2, 8),
     "attention with other widths": (
-        lambda: attention(kdim=7, vdim=6), (X, MEMORY[..., :7], MEMORY[..., :6]), 2, 8,
+        lambda: attention(kdim=7, vdim=6),
+        (X, MEMORY[..., :7], MEMORY[..., :6]),
+        2,
+        8,
     ),
     "attention with appended biases": (
-        lambda: attention(add_bias_kv=True, add_zero_attn=True), (X, X, X), 2, 8,
+        lambda: attention(add_bias_kv=True, add_zero_attn=True),
+        (X, X, X),
+        2,
+        8,
     ),
     "encoder": (encoder, (X,), 3, 9),
     "encoder, norm first": (lambda: encoder(norm_first=True), (X,), 3, 9),
     "encoder with LeakyReLU": (lambda: encoder(nn.LeakyReLU(0.1)), (X,), 3, 9),
     "decoder": (
-        lambda: nn.TransformerDecoderLayer(16, 4, 24, batch_first=True), (X, MEMORY), 5, 17,
+        lambda: nn.TransformerDecoderLayer(16, 4, 24, batch_first=True),
+        (X, MEMORY),
+        5,
+        17,
     ),
     "stack": (lambda: nn.TransformerEncoder(encoder(), 2), (X,), 6, 18),
     "SwiGLU": (SwiGLU, (X,), 1, 1),
@@ -50,11 +59,18 @@ MODELS = {
     "plain MLP": (lambda: PlainMLP(nn.PReLU(24)), (X[:, 0],), 1, 1),
     "deep ReLU network": (
         lambda: nn.Sequential(
-            nn.Linear(16, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 9), nn.LeakyReLU(),
+            nn.Linear(16, 8),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(8, 9),
+            nn.LeakyReLU(),
             nn.Linear(9, 3),
-        ), (X,), 2, 2,
+        ),
+        (X,),
+        2,
+        2,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -204,12 +220,14 @@ REFUSED = {
     "ReLU6": (lambda: PlainMLP(nn.ReLU6()), "matrix", "activation ReLU6 is not homogeneous"),
     "Softplus": (lambda: PlainMLP(nn.Softplus()), "matrix", "Softplus is not homogeneous"),
     "ReLU^2": (
-        lambda: encoder(relu_squared), "matrix",
+        lambda: encoder(relu_squared),
+        "matrix",
         r"relu_squared is homogeneous of degree 2.*exponent of its own.*B over c\^2",
     ),
     "ReLU^2 as a cube": (lambda: PlainMLP(lambda x: torch.relu(x) ** 3), "matrix", "degree 3"),
     "norm between": (
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), "matrix",
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)),
+        "matrix",
         "between 0 and 2, the activation LayerNorm could not be evaluated",
     ),
     "GELU used twice": (repeated_activation, "matrix", "between 0 and 2.*between 2 and 4"),
@@ -224,20 +242,27 @@ REFUSED = {
     "a norm inside": (with_inner_norm, "matrix", r"holds inner_norm \(RMSNorm\)"),
     "a rope in the name of another": (with_property, "matrix", r"holds inner \(Property\)"),
     "another forward": (
-        lambda: OtherAttention(16, 4), "matrix", "OtherAttention overrides the forward",
+        lambda: OtherAttention(16, 4),
+        "matrix",
+        "OtherAttention overrides the forward",
     ),
     "unknown heads": (headless, "head", "size of its heads .* cannot be seen"),
     "broken heads": (
-        lambda: GroupedAttention(heads=3, kv_heads=2), "head", "are no whole heads of 4",
+        lambda: GroupedAttention(heads=3, kv_heads=2),
+        "head",
+        "are no whole heads of 4",
     ),
     "unseen activation": (
-        lambda: PlainMLP("relu"), "matrix", "activation between fc1 and fc2 cannot be seen",
+        lambda: PlainMLP("relu"),
+        "matrix",
+        "activation between fc1 and fc2 cannot be seen",
     ),
     "lazy": (
-        lambda: nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.Linear(3, 3)), "matrix",
+        lambda: nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.Linear(3, 3)),
+        "matrix",
         "LazyLinear, not nn.Linear|not initialised",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -280,15 +305,17 @@ COMPILED = {
     "a layer": (encoder, ()),
     "its attention": (encoder, ("self_attn",)),
     "its Linears and their activation": (
-        lambda: encoder(nn.ReLU()), ("linear1", "linear2", "activation"),
+        lambda: encoder(nn.ReLU()),
+        ("linear1", "linear2", "activation"),
     ),
     "a gated MLP inside": (lambda: nn.ModuleDict({"mlp": SwiGLU(), "a": encoder()}), ("mlp",)),
     "an attention of projections": (GroupedAttention, ()),
     "its projections": (GroupedAttention, ("q_proj", "o_proj")),
     "a Sequential": (
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), ("0", "1"),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)),
+        ("0", "1"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", COMPILED)
@@ -351,19 +378,23 @@ HAND = {
     "no parameter": ([(("a", None), (B, None))], TypeError, "must be an nn.Parameter; got 'a'"),
     "a slice": ([((A[:2], None), (B, None))], ValueError, r"Part\(parameter, \(slice"),
     "integers": (
-        [((torch.ones(2, 2, dtype=torch.long), None), (B, None))], TypeError, "floating dtype",
+        [((torch.ones(2, 2, dtype=torch.long), None), (B, None))],
+        TypeError,
+        "floating dtype",
     ),
     "tied halves": ([((A, None), (A, None))], ValueError, "pairs.0. must have two halves without"),
     "a bias twice": ([((A, A), (B, None))], ValueError, "name every entry of a half once"),
     "one first half of two": (
-        [((A, None), (B, None)), ((A, BIAS), (parameter(2, 3), None))], ValueError,
+        [((A, None), (B, None)), ((A, BIAS), (parameter(2, 3), None))],
+        ValueError,
         r"pairs\[0\] and pairs\[1\] have the same first one",
     ),
     "one key for two queries": (
-        [((A, None), (B, None)), ((parameter(3, 4), None), (B, None))], ValueError,
+        [((A, None), (B, None)), ((parameter(3, 4), None), (B, None))],
+        ValueError,
         "have the same second one .*one key for several queries",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", HAND)
@@ -416,11 +447,12 @@ def test_halves_may_be_parameters():
         ((Side(A, ("b",)), Side(B)), TypeError, "must be an nn.Parameter; got 'b'"),
         ((Side(A), 3), TypeError, r"pair\[1\] must be \(matrix, bias or None\); got 3"),
         (
-            (Side(parameter(4, 4)), Side(parameter(3, 7))), ValueError,
+            (Side(parameter(4, 4)), Side(parameter(3, 7))),
+            ValueError,
             r"dimension in common.*got \(4, 4\) and \(3, 7\).*two matrices of one product",
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_halves_are_named(halves, error, message):
     with pytest.raises(error, match=message):
         Pair(*halves, feeds=True)

@@ -411,28 +411,37 @@ REFUSED = {
     "no optimizer": (lambda m: m, TypeError, "optimizer must be a torch.optim.Optimizer; got"),
     "SAGGS": (lambda m: saggs(m), TypeError, "must be a plain optimizer; got SAGGS"),
     "coupled decay of Adam": (
-        lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1), ValueError,
+        lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1),
+        ValueError,
         r"weight_decay must be decoupled; group 0 of Adam .*coupled weight_decay=0.1.*moments of "
         "the sum do not scale.*AdamW",
     ),
     "coupled decay of SGD": (
-        lambda m: torch.optim.SGD(m.parameters(), momentum=0.9, weight_decay=0.1), ValueError,
+        lambda m: torch.optim.SGD(m.parameters(), momentum=0.9, weight_decay=0.1),
+        ValueError,
         "coupled weight_decay=0.1",
     ),
     "coupled decay of NAdam": (
-        lambda m: torch.optim.NAdam(m.parameters(), weight_decay=0.1), ValueError, "of NAdam",
+        lambda m: torch.optim.NAdam(m.parameters(), weight_decay=0.1),
+        ValueError,
+        "of NAdam",
     ),
     "differentiable": (
-        lambda m: torch.optim.AdamW(m.parameters(), differentiable=True), ValueError,
+        lambda m: torch.optim.AdamW(m.parameters(), differentiable=True),
+        ValueError,
         "differentiable must be off",
     ),
     "unknown optimizer": (
-        lambda m: torch.optim.LBFGS(m.parameters()), ValueError, "got LBFGS, of which nothing",
+        lambda m: torch.optim.LBFGS(m.parameters()),
+        ValueError,
+        "got LBFGS, of which nothing",
     ),
     "factored moments": (
-        lambda m: torch.optim.Adafactor(m.parameters()), ValueError, "got Adafactor",
+        lambda m: torch.optim.Adafactor(m.parameters()),
+        ValueError,
+        "got Adafactor",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

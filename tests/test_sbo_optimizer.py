@@ -437,13 +437,14 @@ FOREIGN = {
     "amsgrad": (lambda p: torch.optim.AdamW(p, amsgrad=True), r"has amsgrad=True\. .*= False"),
     "fused": (lambda p: torch.optim.AdamW(p, fused=True), r"has fused=True\. .*'fused'\] = False"),
     "coupled decay": (
-        lambda p: torch.optim.Adam(p, weight_decay=0.1), "has decoupled_weight_decay=False.*= True",
+        lambda p: torch.optim.Adam(p, weight_decay=0.1),
+        "has decoupled_weight_decay=False.*= True",
     ),
     "NAdam": (torch.optim.NAdam, "has momentum_decay=0.004"),
     "Adamax": (torch.optim.Adamax, "keeps 'exp_inf' of a parameter"),
     "SGD": (lambda p: torch.optim.SGD(p, 0.1), "group 0 has no betas"),
     "SGD with momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "group 0 has no betas"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FOREIGN)
@@ -513,7 +514,7 @@ MLP = network()
         (lambda: SBOAdamW(MLP).add_param_group(3), TypeError, "param_group must be a dict"),
         (lambda: setattr(SBOAdamW(MLP), "row_mask", 3), TypeError, "row_mask must be"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -109,10 +109,12 @@ class CenteredLinear(nn.Module):
             )
         centre = centre.to(self.centre)
         require_finite("centre", centre)
-        self._move(centre)
+        self.recentre_unchecked_(centre)
         return self
 
-    def _move(self, centre: torch.Tensor) -> None:
+    @torch.no_grad()
+    def recentre_unchecked_(self, centre: torch.Tensor) -> None:
+        """`recentre_` without its checks, for which the host would wait for the device."""
         self.beta.addmv_(self.weight, centre - self.centre)
         self.centre.copy_(centre)
 
@@ -131,7 +133,8 @@ class CenteredLinear(nn.Module):
         """The same function, bit by bit, with c = 0.
 
         The parameters are the Linear's own: its weight is S and its bias is beta, so an optimizer
-        that has them keeps them, and the Linear has had its day once the centre moves.
+        that has them keeps them. Do not call the Linear any more: once the centre moves, its weight
+        and bias are no longer a layer by themselves.
 
         Raises
         ------

@@ -160,8 +160,8 @@ class InputMeans(Masked):
     @torch.no_grad()
     def rescale(self, weight: nn.Parameter, columns: slice, factor: float) -> None:
         """The rows seen so far, had these columns of the input of `weight` been `factor` times."""
-        entered = {(self._places[m.module], i) for m in self.maps if m.weight is weight
-                   for i in m.inputs}  # fmt: skip
+        fed = [m for m in self.maps if m.weight is weight]
+        entered = {(self._places[m.module], i) for m in fed for i in m.inputs}
         for place, i in entered:
             tap = self._tapped[place]
             if tap.leaf.grad is not None:

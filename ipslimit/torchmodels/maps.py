@@ -63,7 +63,7 @@ class AffineMap:
         """A tensor of the weight's shape as (groups, outputs of a group, inputs of a group)."""
         return tensor.reshape(self.groups, tensor.shape[0] // self.groups, -1)
 
-    def rows(self, tensor: torch.Tensor) -> torch.Tensor:
+    def own_bias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor of the bias's shape that goes with the weight (a view)."""
         return tensor[self.start : self.stop]
 
@@ -90,14 +90,14 @@ class AffineMap:
 
     def linear_bias(self) -> torch.Tensor:
         """The bias of the nn.Linear that the map equals: beta - S c of a centred one."""
-        return self.module.bias if self.centred else self.rows(self.bias)
+        return self.module.bias if self.centred else self.own_bias(self.bias)
 
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Those of weight and bias of the nn.Linear that the map equals; None if one is missing."""
         if self.weight.grad is None or self.bias.grad is None:
             return None
         if not self.centred:
-            return self.weight.grad, self.rows(self.bias.grad)
+            return self.weight.grad, self.own_bias(self.bias.grad)
         centre = self.module.centre.unsqueeze(0)
         return self.less_outer(self.weight.grad, -self.bias.grad, centre), self.bias.grad
 

@@ -20,8 +20,15 @@ OPTIONS = ("lr", *SHARED, "compensate", "maximize", "foreach")
 OTHERS = ("params", "modules", "name", "initial_lr", "differentiable")
 
 
-def find(modules: list[nn.Module], exclude) -> list[AffineMap]:
-    """The affine maps of some modules and all they contain."""
+def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
+    """The affine maps of some modules and all they contain, each once.
+
+    Raises
+    ------
+    ValueError
+        If the inputs of one cannot be seen, or its weight is lazy or sharded, and `exclude` does
+        not name it.
+    """
     if any(nn.parameter.is_lazy(p) for module in modules for p in module.parameters()):
         raise ValueError(
             "modules must be initialised; got one with lazy parameters. Run one forward pass first."

@@ -12,7 +12,7 @@ from .wrappers import uncompiled
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class Projection:
     """The rows of a weight, and of its bias, that are one projection."""
 
     weight: torch.Tensor
@@ -43,7 +43,7 @@ def _rows(tensor: torch.Tensor, start: int, count: int) -> tuple[slice, ...]:
     return () if (start, count) == (0, len(tensor)) else (slice(start, start + count),)
 
 
-def rows_of(linear: torch.nn.Module, name: str) -> Rows:
+def projection_of(linear: torch.nn.Module, name: str) -> Projection:
     """All outputs of a Linear.
 
     Raises
@@ -58,10 +58,12 @@ def rows_of(linear: torch.nn.Module, name: str) -> Rows:
         raise ValueError(f"{name}.weight is not initialised; run one forward pass first")
     if not isinstance(linear.weight, torch.nn.Parameter):
         raise ValueError(f"{name}.weight is computed by a parametrization, not a parameter")
-    return Rows(linear.weight, f"{name}.weight", 0, len(linear.weight), linear.bias, f"{name}.bias")
+    return Projection(
+        linear.weight, f"{name}.weight", 0, len(linear.weight), linear.bias, f"{name}.bias"
+    )
 
 
-def query_key_pairs(name: str, query: Rows, key: Rows, blocks: int) -> list[Pair]:
+def query_key_pairs(name: str, query: Projection, key: Projection, blocks: int) -> list[Pair]:
     """(query | key): one pair, or one for each of `blocks` key heads.
 
     With fewer key heads than query heads, query heads h G .. h G + G - 1 share key and value head
@@ -73,7 +75,7 @@ def query_key_pairs(name: str, query: Rows, key: Rows, blocks: int) -> list[Pair
     ]
 
 
-def value_output_pairs(name: str, value: Rows, output: Rows, blocks: int) -> list[Pair]:
+def value_output_pairs(name: str, value: Projection, output: Projection, blocks: int) -> list[Pair]:
     """(value | output's columns): one pair, or one for each of `blocks` value heads."""
     width = output.weight.shape[1] // blocks
     pairs = []
@@ -84,8 +86,9 @@ def value_output_pairs(name: str, value: Rows, output: Rows, blocks: int) -> lis
     return pairs
 
 
-def _block(rows: Rows, block: int, blocks: int) -> Side:
-    return rows.side(block * rows.count // blocks, (block + 1) * rows.count // blocks)
+def _block(projection: Projection, block: int, blocks: int) -> Side:
+    count = projection.count
+    return projection.side(block * count // blocks, (block + 1) * count // blocks)
 
 
 def _labels(name: str, blocks: int) -> list[str]:
@@ -96,6 +99,6 @@ def mlp_pair(
     name: str, inner: torch.nn.Module, inner_name: str, outer: torch.nn.Module, outer_name: str
 ) -> Pair:
     """(in, bias | out) of two Linears with a homogeneous activation, or a gate, between them."""
-    first, second = rows_of(inner, inner_name), rows_of(outer, outer_name)
+    first, second = projection_of(inner, inner_name), projection_of(outer, outer_name)
     second_side = Side(Part(second.weight, (), second.name))
     return Pair(first.side(0, first.count), second_side, name, feeds=True)

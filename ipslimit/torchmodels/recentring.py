@@ -97,7 +97,7 @@ class Recentring(Masked):
         if self.steps % self.every == 0:
             for m in self.means.maps:
                 if m.name in self.averages:
-                    m.module._move(self.averages[m.name])
+                    m.module.recentre_unchecked_(self.averages[m.name])
 
     def remove(self) -> None:
         """Stop following; the centres stay where they are."""

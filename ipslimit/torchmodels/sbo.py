@@ -12,7 +12,14 @@ from torch.optim.adamw import adamw
 from ..checks import shown
 from .inputs import InputMeans, Masked
 from .maps import AffineMap
-from .param_groups import as_groups, check_options, find, modules_of, refuse_sparse, with_params
+from .param_groups import (
+    as_groups,
+    check_options,
+    modules_of,
+    refuse_sparse,
+    visible_maps,
+    with_params,
+)
 
 
 class SBOAdamW(Masked, torch.optim.Optimizer):
@@ -131,7 +138,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         self.means = InputMeans(process_group=process_group)
         self._undecayed: set[nn.Parameter] = set()
         self._distinct: dict[AffineMap, str] = {}  # one of each set of tied maps: its centre's name
-        found = find([m for group in groups for m in modules_of(group)], exclude)
+        found = visible_maps([m for group in groups for m in modules_of(group)], exclude)
         super().__init__([with_params(group) for group in groups], defaults)
         self._adopt(found)
 
@@ -147,7 +154,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
             super().add_param_group(with_params(param_group))
             return
         modules = modules_of(param_group)
-        found = find(modules, exclude)
+        found = visible_maps(modules, exclude)
         super().add_param_group(with_params(param_group))
         self._adopt(found)
 
@@ -190,7 +197,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         gradients = {}
         for m, centre in moving:
             shape = gradients.get(m.weight, m.weight.grad)
-            gradients[m.weight] = m.less_outer(shape, m.rows(m.bias.grad), centre)
+            gradients[m.weight] = m.less_outer(shape, m.own_bias(m.bias.grad), centre)
         before = {weight: weight.clone() for weight in gradients}
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None and p not in skipped]
@@ -200,7 +207,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
             self._adamw(group, decayed, group["weight_decay"], gradients)
         for m, centre in moving:
             if options[m.weight]["compensate"]:
-                m.rows(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
+                m.own_bias(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
         self.means.reset()
         return loss
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from .activations import refusal_of_activation
 from .pairs import Pair
-from .projections import Rows, mlp_pair, query_key_pairs, rows_of, value_output_pairs
+from .projections import Projection, mlp_pair, projection_of, query_key_pairs, value_output_pairs
 from .wrappers import uncompiled
 
 Found = dict[str, "Callable[[], list[Pair]] | str"]
@@ -57,12 +57,12 @@ def multihead_attention(module: nn.Module, name: str, per: str) -> Found | None:
     return {
         "qk": lambda: query_key_pairs(name, query, key, blocks),
         "vo": lambda: value_output_pairs(
-            name, value, rows_of(module.out_proj, f"{name}.out_proj"), blocks
+            name, value, projection_of(module.out_proj, f"{name}.out_proj"), blocks
         ),
     }
 
 
-def _packed(module: nn.MultiheadAttention, name: str, place: int) -> Rows:
+def _packed(module: nn.MultiheadAttention, name: str, place: int) -> Projection:
     """Query, key or value rows: out of in_proj_weight, or of a matrix of their own."""
     letter, width = "qkv"[place], module.embed_dim
     separate = getattr(module, f"{letter}_proj_weight")
@@ -72,7 +72,7 @@ def _packed(module: nn.MultiheadAttention, name: str, place: int) -> Rows:
         else (separate, f"{letter}_proj_weight", 0)
     )
     appended = getattr(module, f"bias_{letter}", None)
-    return Rows(
+    return Projection(
         weight,
         f"{name}.{attribute}",
         start,
@@ -129,17 +129,17 @@ def projected_attention(module: nn.Module, name: str, per: str) -> Found | None:
     if strange:
         return {"qk": strange, "vo": strange}
 
-    def rows(i: int) -> Rows:
-        return rows_of(getattr(module, names[i]), f"{name}.{names[i]}")
+    def projection(i: int) -> Projection:
+        return projection_of(getattr(module, names[i]), f"{name}.{names[i]}")
 
     def blocks() -> int:
-        return _key_heads(module, *(rows(i).count for i in range(3))) if per == "head" else 1
+        return _key_heads(module, *(projection(i).count for i in range(3))) if per == "head" else 1
 
     return {
         "qk": _norm_between(module, "qk")
-        or (lambda: query_key_pairs(name, rows(0), rows(1), blocks())),
+        or (lambda: query_key_pairs(name, projection(0), projection(1), blocks())),
         "vo": _norm_between(module, "vo")
-        or (lambda: value_output_pairs(name, rows(2), rows(3), blocks())),
+        or (lambda: value_output_pairs(name, projection(2), projection(3), blocks())),
     }
 
 
@@ -165,10 +165,16 @@ def sequential(module: nn.Module, name: str, per: str) -> Found | None:
     }
 
 
+# The first that knows a module has the say: a gated MLP has the two projections of a plain one too.
 RECOGNISERS = (
-    declared, multihead_attention, transformer_layer, gated_mlp, plain_mlp, projected_attention,
+    declared,
+    multihead_attention,
+    transformer_layer,
+    gated_mlp,
+    plain_mlp,
+    projected_attention,
     sequential,
-)  # fmt: skip
+)
 
 
 def _plain_mlp(module: nn.Module, name: str, inner: str, outer: str, activation) -> Found:

@@ -47,9 +47,13 @@ class Tap:
     """
 
     def __init__(
-        self, name: str, module: nn.Module, weights: list[nn.Parameter], sums: RowSums,
+        self,
+        name: str,
+        module: nn.Module,
+        weights: list[nn.Parameter],
+        sums: RowSums,
         handles: list,
-    ):  # fmt: skip
+    ):
         self.name = name
         self.weights = weights
         self.sums = sums
