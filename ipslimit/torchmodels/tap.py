@@ -1,45 +1,74 @@
-"""A forward hook whose sums arrive with the gradients."""
+"""A forward hook whose sums arrive with the gradients.
+
+The question. An optimizer's step uses `weight.grad`. Which rows entered the layer in the passes
+that this gradient is of? A hook that counts in the forward pass gets it wrong: evaluation, a loss
+that is thrown away, `torch.autograd.grad` and the first of the two passes of a checkpointed segment
+would count, though no gradient of theirs is in `.grad`. So rows are counted where gradients are:
+
+    forward     `__call__` sums the rows. The sums hang on the output z, in a hook on its gradient,
+                and go with z's graph if nobody ever differentiates it.
+    backward    z's gradient comes: `_reached` puts the sums into `_waiting`, under the number of
+                this backward pass.
+                The weight's `.grad` has been added to: `_arrived` adds what waits to `leaf.grad`.
+                The pass is over: what still waits is dropped (`torch.autograd.grad` adds to
+                nothing).
+    zero_grad   makes no call that could be seen. So every backward pass first looks whether the
+                gradients of before it are still there, in `_begin`: where they are None, or were
+                written to and are zero, the sums that went with them are dropped. The counter of
+                writes to a tensor tells a layer that got zero gradients from one that was zeroed.
+
+A compiled model has no hooks in its backward graph. There z goes through `_Carry`, the identity
+whose backward gives `leaf` the sums for a gradient, so that they are an output of that graph.
+
+`leaf` is a tensor like any parameter, not one of the model's: autograd adds up its `.grad` where
+passes are accumulated.
+
+What this takes of torch beside its documented API, each where there is no other way:
+
+    torch._C._current_graph_task_id     the number of the backward pass that runs; two may run at
+                                        once, one inside the other (reentrant checkpointing)
+    _execution_engine.queue_callback    a call at the end of this backward pass, as
+                                        DistributedDataParallel makes them
+    _are_functorch_transforms_active    under torch.func.grad and vmap no gradient gets to `.grad`
+    Tensor._version                     the counter of writes
+    Tensor._is_view, Tensor._base       a view that is worked on in place gets another history, and
+                                        loses the hooks that are on it and not on its base
+"""
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils.hooks import unserializable_hook
 
 from .rows import RowSums, input_sizes
-
-
-class _Tap(torch.autograd.Function):
-    """The identity in z; the gradient of `leaf` is `sums`, whatever the gradient of z.
-
-    So sums arrive at a compiled model's leaf as the output of its backward graph, where a hook on
-    z, which costs half as much, could not be traced.
-    """
-
-    @staticmethod
-    def forward(ctx, z, sums, leaf):
-        ctx.save_for_backward(sums)
-        return z.detach()  # not a view to autograd: what follows may work in place
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None, ctx.saved_tensors[0]
 
 
 class Tap:
     """Sums of the inputs of one module, over exactly the passes that a weight's `.grad` holds.
 
-    The sums of a pass wait in its graph. Its backward pass brings them here, where they wait until
-    it has added to the `.grad` of a weight; then they are added to `leaf.grad`. So a pass without
-    backward leaves nothing, nor does `torch.autograd.grad`; accumulated passes add up; and a
-    checkpointed segment counts once, since only one of its two passes is differentiated.
+    Parameters
+    ----------
+    name : str
+        The module's, for the mask and for messages.
+    module : nn.Module
+        It is not kept: this is a hook on it.
+    weights : list of Parameter
+        Its weights. One of them is enough for a pass to count.
+    sums : RowSums
+    handles : list
+        Where the handles of hooks on tensors go; `handle.remove()` takes one off.
 
     Attributes
     ----------
     leaf : tensor (sum over inputs of size + 1,)
         [sum, number of rows] of every input behind each other, in its `.grad`.
+    sizes : tuple of int
+        Length of the mean of every input.
     active : bool
         False in a copy that nobody has claimed (see `InputMeans`), and while paused.
     everything : bool
@@ -68,41 +97,8 @@ class Tap:
         idle = {"active": False, "everything": False}
         return self.__dict__ | idle | dict.fromkeys(("_handles", "_watched", "_waiting"))
 
-    def watch(self, handles: list) -> None:
-        """Put hooks on the leaf and on the weights that are trained; `handles` takes them off."""
-        self._handles, self._watched = handles, {}
-        self._waiting: dict[int, torch.Tensor] = {}  # backward pass -> sums
-        self._task, self._versions = -1, {}
-        self._watch()
-
-    def _watch(self) -> None:
-        for tensor in (self.leaf, *self.weights):
-            if not tensor.requires_grad or self._watched.get(id(tensor)) is tensor:
-                continue
-            self._watched[id(tensor)] = tensor
-            own = weakref.ref(self)  # what is on a weight must not keep this one alive
-
-            @torch.utils.hooks.unserializable_hook  # copies put on their own
-            def before(_gradient, own=own):
-                if (tap := own()) is not None:
-                    tap._drop_stale()
-
-            @torch.utils.hooks.unserializable_hook
-            def after(weight, own=own):
-                if (tap := own()) is not None:
-                    tap._arrived(weight)
-
-            self._handles.append(tensor.register_hook(before))
-            if tensor is not self.leaf:
-                self._handles.append(tensor.register_post_accumulate_grad_hook(after))
-
-    def _new_leaf(self) -> torch.Tensor:
-        like = self.weights[0]
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        length = sum(self.sizes) + len(self.sizes)
-        return torch.zeros(length, dtype=dtype, device=like.device, requires_grad=True)
-
-    def __call__(self, module, args, kwargs, output):
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict, output):
+        """The forward hook (`register_forward_hook`, with kwargs)."""
         if not self.active:
             return None
         if self.everything:
@@ -113,40 +109,58 @@ class Tap:
             return None
         if torch.compiler.is_compiling():
             sums = self.sums.of(self.name, module, args, kwargs)
-            tapped = _Tap.apply(z, sums.to(self.leaf.dtype), self.leaf)
-            return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
+            carried = _Carry.apply(z, sums.to(self.leaf.dtype), self.leaf)
+            return (carried, *output[1:]) if isinstance(output, tuple) else carried
         if torch._C._are_functorch_transforms_active():
-            return None  # their gradients do not arrive in `.grad`
+            return None
         self._watch()  # weights may have been thawed
         sums = self.sums.of(self.name, module, args, kwargs)
-        # a view that is later worked on in place gets another history, without its hooks
         hooked = z._base if z._is_view() and z._base.requires_grad else z
-        hooked.register_hook(lambda _: self._wait(sums))
+        hooked.register_hook(lambda _: self._reached(sums))
         return None
 
-    def _wait(self, sums: torch.Tensor) -> None:
-        """Keep the sums until this backward pass adds to a weight's `.grad`, or ends."""
-        self._drop_stale()
-        task = torch._C._current_graph_task_id()
-        if task in self._waiting:
-            self._waiting[task] = self._waiting[task] + sums
-            return
-        self._waiting[task] = sums
-        forget = functools.partial(self._waiting.pop, task, None)
-        torch.autograd.Variable._execution_engine.queue_callback(forget)
+    def watch(self, handles: list) -> None:
+        """Put hooks on the leaf and on the weights that are trained; `handles` takes them off."""
+        self._handles = handles
+        self._watched: dict[int, torch.Tensor] = {}  # by id: tensors are compared by entries
+        self._waiting: dict[int, torch.Tensor] = {}  # backward pass -> sums
+        self._pass = -1  # the backward pass that began last
+        self._written: dict[int, int] = {}  # id of a weight -> writes to its `.grad` when last seen
+        self._watch()
 
-    def _arrived(self, weight: nn.Parameter) -> None:
-        if weight.grad is not None:  # unless a hook has used it up
-            self._versions[id(weight)] = weight.grad._version
-        sums = self._waiting.pop(torch._C._current_graph_task_id(), None)
-        if sums is not None:
-            self._add(sums)
+    def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The inputs of a tensor of the leaf's shape, apart."""
+        return [tensor] if len(self.sizes) == 1 else list(tensor.split([n + 1 for n in self.sizes]))
 
-    def _drop_stale(self) -> None:
+    def _watch(self) -> None:
+        for tensor in (self.leaf, *self.weights):
+            if not tensor.requires_grad or self._watched.get(id(tensor)) is tensor:
+                continue
+            self._watched[id(tensor)] = tensor
+            self._handles.append(tensor.register_hook(self._hook(Tap._begin_by)))
+            if tensor is not self.leaf:
+                arrived = self._hook(Tap._arrived)
+                self._handles.append(tensor.register_post_accumulate_grad_hook(arrived))
+
+    def _hook(self, method: Callable[[Tap, torch.Tensor], None]) -> Callable:
+        """A method as a hook on a tensor, which must not keep this one alive, nor be copied."""
+        own = weakref.ref(self)
+
+        @unserializable_hook
+        def hook(tensor: torch.Tensor) -> None:
+            if (tap := own()) is not None:
+                method(tap, tensor)
+
+        return hook
+
+    def _begin_by(self, _gradient: torch.Tensor) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         """Once a backward pass, before it adds to anything: drop rows whose gradients are gone."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self._pass = number
             if self.leaf.grad is not None and self._gradients_are_gone():
                 self.leaf.grad = None
 
@@ -155,9 +169,28 @@ class Tap:
             grad = weight.grad
             if grad is None:
                 continue
-            if grad._version == self._versions.get(id(weight)) or bool(grad.any()):
+            if grad._version == self._written.get(id(weight)) or bool(grad.any()):
                 return False  # as it was left, or changed, by clipping say, but not to zero
         return True
+
+    def _reached(self, sums: torch.Tensor) -> None:
+        """Keep the sums until this backward pass adds to a weight's `.grad`, or ends."""
+        self._begin()
+        number = torch._C._current_graph_task_id()
+        if number in self._waiting:
+            self._waiting[number] = self._waiting[number] + sums
+            return
+        self._waiting[number] = sums
+        forget = functools.partial(self._waiting.pop, number, None)
+        torch.autograd.Variable._execution_engine.queue_callback(forget)
+
+    def _arrived(self, weight: nn.Parameter) -> None:
+        """The `.grad` of a weight has been added to: so what waits counts."""
+        if weight.grad is not None:  # unless a hook has used it up
+            self._written[id(weight)] = weight.grad._version
+        sums = self._waiting.pop(torch._C._current_graph_task_id(), None)
+        if sums is not None:
+            self._add(sums)
 
     def _add(self, sums: torch.Tensor) -> None:
         like, leaf = self.weights[0], self.leaf
@@ -169,6 +202,24 @@ class Tap:
         # layers with one input share its sums, and compiled backward passes add in place
         leaf.grad = sums.clone() if leaf.grad is None else leaf.grad + sums
 
-    def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The inputs of a tensor of the leaf's shape, apart."""
-        return [tensor] if len(self.sizes) == 1 else list(tensor.split([n + 1 for n in self.sizes]))
+    def _new_leaf(self) -> torch.Tensor:
+        like = self.weights[0]
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        length = sum(self.sizes) + len(self.sizes)
+        return torch.zeros(length, dtype=dtype, device=like.device, requires_grad=True)
+
+
+class _Carry(torch.autograd.Function):
+    """The identity in z; the gradient of `leaf` is `sums`, whatever the gradient of z.
+
+    It costs twice what a hook on z does, and is for compiled models alone.
+    """
+
+    @staticmethod
+    def forward(ctx, z, sums, leaf):
+        ctx.save_for_backward(sums)
+        return z.detach()  # not a view to autograd: what follows may work in place
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None, ctx.saved_tensors[0]
