@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..checks import require_finite, require_int, resolve_device, shown
+from .arguments import require_kind
 
 
 class CenteredLinear(nn.Module):
@@ -133,8 +134,8 @@ class CenteredLinear(nn.Module):
         """The same function, bit by bit, with c = 0.
 
         The parameters are the Linear's own: its weight is S and its bias is beta, so an optimizer
-        that has them keeps them. Do not call the Linear any more: once the centre moves, its weight
-        and bias are no longer a layer by themselves.
+        that has them keeps them. Once the centre moves the Linear computes
+        something else: its bias is then the output at the centre.
 
         Raises
         ------
@@ -143,11 +144,8 @@ class CenteredLinear(nn.Module):
         ValueError
             If it has no bias.
         """
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(
-                f"linear must be an nn.Linear; got {type(linear).__name__}. Pass the layer itself; "
-                "center_linears(model) converts those inside a model."
-            )
+        remedy = "Pass the layer itself; center_linears(model) converts those inside a model."
+        require_kind("linear", linear, nn.Linear, "an nn.Linear", remedy)
         if linear.bias is None:
             raise ValueError("linear must have a bias; got bias=False. Leave it as it is.")
         layer = cls.__new__(cls)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from ..checks import require_real
+from .arguments import require_model
 from .centred import CenteredLinear
 from .maps import find_maps
-from .wrappers import named_modules, plain_name, require_model, uncompiled
+from .wrappers import named_modules, plain_name, uncompiled
 
 
 def center_linears(model: nn.Module, exclude: Sequence[str | nn.Module] = ()) -> nn.Module:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch.optim import Optimizer
 
-from ..checks import require_int, shown
+from ..checks import require_int
+from .arguments import require_kind, require_optimizer
 from .followers import refuse_untold
 from .pairs import Pair, Part
 
@@ -44,19 +45,12 @@ def exponents_of(optimizer: Optimizer, declared: Mapping[str, int] | None) -> di
     TypeError, ValueError
         For what is no optimizer, and for an optimizer of which nothing is known.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer; got {shown(optimizer)}. Build it first, "
-            "e.g. torch.optim.AdamW(model.parameters())."
-        )
+    require_optimizer(optimizer)
     if declared is None:
         declared = getattr(optimizer, "state_exponents", None)
     if declared is not None:
-        if not isinstance(declared, Mapping):
-            raise TypeError(
-                f"state_exponents must be a dict of ints; got {shown(declared)}. Write e.g. "
-                '{"exp_avg": -1, "exp_avg_sq": -2}.'
-            )
+        remedy = 'Write e.g. {"exp_avg": -1, "exp_avg_sq": -2}.'
+        require_kind("state_exponents", declared, Mapping, "a dict of ints", remedy)
         return {
             name: require_int(f"state_exponents[{name!r}]", n, -8, 8)
             for name, n in declared.items()

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from ..checks import shown
+from .arguments import require_kind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,11 +35,8 @@ class Part:
 
     def __post_init__(self):
         parameter, name = self.parameter, self.name or "the part"
-        if not isinstance(parameter, torch.Tensor):
-            raise TypeError(
-                f"{name} must be an nn.Parameter; got {shown(parameter)}. Pass the parameter "
-                "itself, or Part(parameter, (rows, columns))."
-            )
+        remedy = "Pass the parameter itself, or Part(parameter, (rows, columns))."
+        require_kind(name, parameter, torch.Tensor, "an nn.Parameter", remedy)
         if isinstance(parameter, UninitializedTensorMixin):
             raise ValueError(
                 f"{name} must be initialised; got an uninitialised parameter of a lazy module. "

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..checks import require_int, require_several, shown
+from .arguments import require_optimizer, trained_by
 from .followers import refuse_unsaid, register_rescale_hook
 from .inputs import InputMeans, Masked
 from .maps import find_maps
@@ -91,11 +92,7 @@ class BoundaryProbe(Masked):
         process_group=None,
     ):
         modules = named_modules(model)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer must be a torch optimizer; got {shown(optimizer)}. Pass the one that "
-                "trains the model."
-            )
+        require_optimizer(optimizer)
         if isinstance(optimizer, SAGGS):
             refuse_unsaid(optimizer.pairs, "BoundaryProbe")
             optimizer = optimizer.optimizer
@@ -103,7 +100,7 @@ class BoundaryProbe(Masked):
         keys = require_several("keys", keys, (str,), "('*.key',)")
         packed = require_several("packed", packed, (str,), "('*.qkv',)")
         maps, self.unseen = find_maps(modules, exclude)
-        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        trained = trained_by(optimizer)
         maps = [m for m in maps if m.weight in trained and m.bias in trained]
         if not maps:
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..checks import require_finite, require_int, require_real, shown
+from .arguments import require_kind, require_optimizer, trained_by
 from .inputs import InputMeans, Masked
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
@@ -59,15 +60,11 @@ class Recentring(Masked):
         decay: float = 0.99,
         process_group=None,
     ):
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer must be a torch optimizer; got {shown(optimizer)}. Pass the one that "
-                "trains the model."
-            )
+        require_optimizer(optimizer)
         self.every = require_int("every", every)
         self.decay = require_real("decay", decay, 0.0, 1.0, include_high=False)
         maps = centred_maps(model)
-        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        trained = trained_by(optimizer)
         if all(m.weight not in trained and m.bias not in trained for m in maps):
             raise ValueError(
                 "optimizer must train a CenteredLinear of the model; got "
@@ -125,13 +122,15 @@ class Recentring(Masked):
             )
         steps = require_int("state['steps']", state["steps"], 0)
         layers = {m.name: m.module for m in self.means.maps}
-        if not isinstance(state["averages"], Mapping):
-            raise TypeError(
-                "state['averages'] must be a dict of tensors by layer; got "
-                f"{shown(state['averages'])}. Pass what state_dict() gave."
-            )
+        found = require_kind(
+            "state['averages']",
+            state["averages"],
+            Mapping,
+            "a dict of tensors by layer",
+            "Pass what state_dict() gave.",
+        )
         # a state of before torch.compile loads after it, and the other way round
-        given = {plain_name(str(name)): mean for name, mean in state["averages"].items()}
+        given = {plain_name(str(name)): mean for name, mean in found.items()}
         unknown = sorted(given.keys() - layers.keys())
         if unknown:
             raise ValueError(

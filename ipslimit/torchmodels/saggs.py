@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch.optim import Optimizer
 
 from ..checks import require_bool, require_int, shown
+from .arguments import require_kind, trained_by
 from .exponents import exponents_of, refuse_state, require_rescalable
 from .pairs import Pair, as_pairs
 from .rescale import Balanced, balance_pair, require_damping
@@ -198,12 +199,8 @@ class SAGGS(Optimizer):
 
         `every`, `damping` and `at_start` stay as they were given.
         """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(
-                f"state_dict must be a dict; got {shown(state_dict)}. Pass what state_dict() "
-                "returned."
-            )
-        state_dict = dict(state_dict)
+        remedy = "Pass what state_dict() returned."
+        state_dict = dict(require_kind("state_dict", state_dict, Mapping, "a dict", remedy))
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
@@ -231,10 +228,10 @@ class SAGGS(Optimizer):
 
 
 def _refuse_missing(optimizer: Optimizer, pairs: list[Pair]) -> None:
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    held = trained_by(optimizer)
     for pair in pairs:
         for part in pair.parts:
-            if part.parameter.requires_grad and id(part.parameter) not in held:
+            if part.parameter.requires_grad and part.parameter not in held:
                 raise ValueError(
                     f"optimizer must hold every parameter of the pairs; {part.name or 'one'} of "
                     f"{pair.name or 'a pair'} is not among its parameters, so the state of "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.adamw import adamw
 
-from ..checks import shown
+from .arguments import require_kind
 from .inputs import InputMeans, Masked
 from .maps import AffineMap
 from .param_groups import (
@@ -144,11 +144,8 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict, exclude: Sequence[str | nn.Module] = ()) -> None:
         """Add a group with "modules" or "params" (see the class); `exclude` is for its modules."""
-        if not isinstance(param_group, dict):
-            raise TypeError(
-                f"param_group must be a dict; got {shown(param_group)}. Pass e.g. "
-                "{'modules': model.head, 'lr': 1e-4}."
-            )
+        remedy = "Pass e.g. {'modules': model.head, 'lr': 1e-4}."
+        require_kind("param_group", param_group, dict, "a dict", remedy)
         check_options(self.defaults | param_group)
         if "modules" not in param_group:
             super().add_param_group(with_params(param_group))

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..checks import require_real
+from .arguments import require_model
 from .pairs import Pair, as_pairs
-from .wrappers import require_model
 
 
 @torch.no_grad()

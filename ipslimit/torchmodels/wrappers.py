@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ..checks import shown
+from .arguments import require_model
 
 _INNER = "_orig_mod"  # where torch.compile keeps what it wrapped
 
@@ -49,10 +49,3 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether one of some patterns (`fnmatch`) fits the plain name of a module."""
     return any(fnmatchcase(name, plain_name(pattern)) for pattern in patterns)
-
-
-def require_model(model: object) -> nn.Module:
-    """Return `model` if it is a module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module; got {shown(model)}. Pass the model itself.")
-    return model

@@ -1,0 +1,36 @@
+"""Checks of arguments that several of these files share."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..checks import shown
+
+
+def require_kind(name: str, value: object, kinds: type | tuple[type, ...], rule: str, remedy: str):
+    """Return `value` if it is of one of some kinds, which `rule` puts into words."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {rule}; got {shown(value)}. {remedy}")
+    return value
+
+
+def require_model(model: object) -> nn.Module:
+    """Return `model` if it is a module."""
+    return require_kind("model", model, nn.Module, "an nn.Module", "Pass the model itself.")
+
+
+def require_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """Return `optimizer` if it is one of torch's."""
+    return require_kind(
+        "optimizer",
+        optimizer,
+        torch.optim.Optimizer,
+        "a torch.optim.Optimizer",
+        "Pass the one that trains the model, e.g. torch.optim.AdamW(model.parameters()).",
+    )
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> set[torch.Tensor]:
+    """The parameters that an optimizer has."""
+    return {p for group in optimizer.param_groups for p in group["params"]}
