@@ -83,6 +83,7 @@ class CenteredLinear(nn.Module):
 
     @property
     def bias(self) -> torch.Tensor:
+        """beta - S c, (out_features,): the bias of the equal nn.Linear."""
         kind = self.weight.device.type
         if torch.is_autocast_enabled(kind):
             # beta and S c may be large and cancel: not in half precision
@@ -164,4 +165,5 @@ class CenteredLinear(nn.Module):
         return linear.train(self.training)
 
     def extra_repr(self) -> str:
+        """What `print(model)` shows of it."""
         return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -109,6 +109,7 @@ class Side(NamedTuple):
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        """All that takes this half's factor."""
         return (self.matrix, *self.biases)
 
 
@@ -159,6 +160,7 @@ class Pair:
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        """All that is scaled, of both halves."""
         return self.first.parts + self.second.parts
 
     def key(self) -> tuple:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -97,6 +97,13 @@ def _refuse_shared(groups: list[dict]) -> None:
 
 
 def modules_of(group: dict) -> list[nn.Module]:
+    """The modules that a param group names; none where it has "params".
+
+    Raises
+    ------
+    TypeError
+        If they are no modules, or an iterator of some.
+    """
     modules = group.get("modules", ())
     if isinstance(modules, nn.Module):
         return [modules]
@@ -151,7 +158,8 @@ def check_options(options: dict) -> None:
         require_bool("foreach", options["foreach"])
 
 
-def refuse_sparse(params) -> None:
+def refuse_sparse(params: Iterable[torch.Tensor]) -> None:
+    """Refuse gradients whose moments would be dense."""
     for p in params:
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(

@@ -142,6 +142,7 @@ class BoundaryProbe(Masked):
 
     @property
     def steps(self) -> np.ndarray:
+        """The steps of the optimizer that were recorded, from 1."""
         return np.array(self._recorded, dtype=int)
 
     def remove(self) -> None:

@@ -127,6 +127,7 @@ def balance(
 
 
 def require_damping(damping: object) -> float:
+    """Return `damping` as a float in (0, 1]."""
     return require_real("damping", damping, 0.0, 1.0, include_low=False)
 
 

@@ -137,14 +137,17 @@ class SAGGS(Optimizer):
 
     @property
     def param_groups(self) -> list[dict]:
+        """Those of the wrapped optimizer: schedulers set them."""
         return self.optimizer.param_groups
 
     @property
-    def state(self):
+    def state(self) -> dict:
+        """That of the wrapped optimizer."""
         return self.optimizer.state
 
     @property
     def defaults(self) -> dict:
+        """Those of the wrapped optimizer."""
         return self.optimizer.defaults
 
     @property
@@ -178,6 +181,7 @@ class SAGGS(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as the wrapped optimizer does it."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict, **options) -> None:

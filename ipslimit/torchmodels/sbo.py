@@ -157,6 +157,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
 
     @property
     def maps(self) -> list[AffineMap]:
+        """What is trained as an affine layer, by this rule."""
         return self.means.maps
 
     def _adopt(self, maps: list[AffineMap]) -> None:
