@@ -303,6 +303,25 @@ def test_beside_sbo_inputs_are_looked_at_once():
     assert [len(model[i]._forward_hooks) for i in (0, 2, 4)] == [1, 1, 1]
 
 
+def test_beside_groups_of_modules_layers_have_their_names_in_the_model():
+    """In the groups both Linears are called "0"."""
+    found = []
+    for groups in (lambda m: m, lambda m: [{"modules": m["a"]}, {"modules": m["b"]}]):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({k: nn.Sequential(nn.Linear(3, 3, dtype=F64)) for k in "ab"})
+        optimizer = SBOAdamW(groups(model), lr=1e-2)
+        probe = BoundaryProbe(model, optimizer, packed=("b.0",))
+        for _ in range(2):
+            model["b"](model["a"](1.0 + normal(4, 3))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert probe.layers == ["a.0", "b.0[q]", "b.0[k]", "b.0[v]"]
+        assert not probe.means.maps  # the optimizer's are looked at
+        found.append(probe.history())
+    for name, values in found[0].items():
+        np.testing.assert_array_equal(found[1][name], values, err_msg=name)
+
+
 def test_a_step_that_amp_skips_is_not_recorded():
     model = network().float()
     optimizer = adam(model)

@@ -109,10 +109,9 @@ class BoundaryProbe(Masked):
             )
         shared = getattr(optimizer, "means", None)
         self._shared = shared if isinstance(shared, InputMeans) else None
-        # the optimizer looks at its layers' inputs anyway
+        # the optimizer looks at its layers' inputs anyway, by the names they have in its groups
         known = {(m.module, m.weight): m for m in self._shared.maps} if self._shared else {}
-        maps = [known.get((m.module, m.weight), m) for m in maps]
-        own = [m for m in maps if m not in known.values()]
+        own = [m for m in maps if (m.module, m.weight) not in known]
         self.means = InputMeans(own, process_group, beside=self._shared)
         for pattern in packed:
             if not any(matches(m.name, (pattern,)) for m in maps):
@@ -121,7 +120,8 @@ class BoundaryProbe(Masked):
                     f"{shown([m.name for m in maps])}. Correct the pattern, or leave it out."
                 )
         parts = [parts_of(m, keys, packed) for m in maps]
-        self._stacks = stacks(maps, [list(names) for names in parts])
+        seen = [known.get((m.module, m.weight), m) for m in maps]
+        self._stacks = stacks(seen, [list(names) for names in parts])
         # layers of one shape are measured together; what is shown is in the order of the model
         measured = [name for stack in self._stacks for name in stack.names]
         self.layers = [name for names in parts for name in names]
