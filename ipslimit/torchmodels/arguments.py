@@ -15,6 +15,15 @@ def require_kind(name: str, value: object, kinds: type | tuple[type, ...], rule:
     return value
 
 
+def require_out_of(name: str, values: tuple, allowed: tuple[str, ...]) -> None:
+    """Refuse values that are none of some words, and an empty tuple of them."""
+    if not values or any(not isinstance(v, str) or v not in allowed for v in values):
+        raise ValueError(
+            f"{name} must be out of {', '.join(allowed)}; got {shown(values)}. Use "
+            f"{name}={allowed[0]!r}."
+        )
+
+
 def require_model(model: object) -> nn.Module:
     """Return `model` if it is a module."""
     return require_kind("model", model, nn.Module, "an nn.Module", "Pass the model itself.")

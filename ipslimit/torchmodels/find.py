@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from ..checks import require_several, shown
+from ..checks import require_several
+from .arguments import require_out_of
 from .pairs import Pair, as_pairs
 from .sites import RECOGNISERS
 from .wrappers import named_modules, uncompiled
@@ -63,16 +64,10 @@ def find_pairs(
         naming each place and the reason.
     """
     modules = named_modules(model)
-    for name, value, allowed in (
-        ("per", (per,), ("matrix", "head")),
-        ("kinds", kinds := require_several("kinds", kinds, (str,), "('qk', 'vo')"), KINDS),
-        ("refused", (refused,), ("raise", "skip")),
-    ):
-        if not value or any(not isinstance(v, str) or v not in allowed for v in value):
-            raise ValueError(
-                f"{name} must be out of {', '.join(allowed)}; got {shown(value)}. Use "
-                f"{name}={allowed[0]!r}."
-            )
+    kinds = require_several("kinds", kinds, (str,), "('qk', 'vo')")
+    require_out_of("per", (per,), ("matrix", "head"))
+    require_out_of("kinds", kinds, KINDS)
+    require_out_of("refused", (refused,), ("raise", "skip"))
     pairs, reasons = _search(modules, per, kinds)
     pairs, ties = _without_ties(modules, pairs)
     reasons += ties

@@ -66,7 +66,7 @@ def refuse_unsaid(pairs: Iterable[Pair], keeper: str) -> None:
     if unsaid is not None:
         raise ValueError(
             f"feeds must be told; {keeper} keeps means of what enters a matrix, and "
-            f"{unsaid.name or 'a pair'} does not say whether its first matrix feeds the second. "
+            f"{unsaid} does not say whether its first matrix feeds the second. "
             "Use find_pairs(model), or Pair((A, bias), (B, None), feeds=True) for value and output "
             "or an MLP, feeds=False for query and key."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import NamedTuple
@@ -66,11 +67,16 @@ class Part:
                 "64 rows."
             )
         object.__setattr__(self, "index", index)
-        if not self.of(parameter).numel():
+        if not self.block.numel():
             raise ValueError(
                 f"{name} must not be empty; got index {shown(index)} into shape "
                 f"{tuple(parameter.shape)}. Choose a block with entries."
             )
+
+    @property
+    def block(self) -> torch.Tensor:
+        """The part itself, a view into the parameter."""
+        return self.of(self.parameter)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same block of a tensor with the parameter's shape, as a view."""
@@ -143,17 +149,19 @@ class Pair:
         _refuse_shapes(self)
         if any(a.overlaps(b) for a in self.first.parts for b in self.second.parts):
             raise ValueError(
-                f"{self.name or 'a pair'} must have two halves without common entries; its halves "
+                f"{self} must have two halves without common entries; its halves "
                 "share some (tied weights), and one entry cannot be multiplied by c and by 1/c. "
                 "Leave it out."
             )
-        for a in range(2):
-            parts = (self.first, self.second)[a].parts
-            if any(p.overlaps(q) for i, p in enumerate(parts) for q in parts[:i]):
+        for side in self:
+            if any(a.overlaps(b) for a, b in itertools.combinations(side.parts, 2)):
                 raise ValueError(
-                    f"{self.name or 'a pair'} must name every entry of a half once; a bias shares "
+                    f"{self} must name every entry of a half once; a bias shares "
                     "entries with its matrix. Name each tensor once."
                 )
+
+    def __str__(self) -> str:
+        return self.name or "a pair"
 
     def __iter__(self) -> Iterator[Side]:
         return iter((self.first, self.second))
@@ -230,11 +238,11 @@ def _refuse_shapes(pair: Pair) -> None:
     Which one it is depends on the modules: a Linear has its outputs first and an embedding last.
     Nor need it be equally long: several queries meet one key, and channels are flattened.
     """
-    shapes = [tuple(part.of(part.parameter).shape) for part in (side.matrix for side in pair)]
+    shapes = [tuple(side.matrix.block.shape) for side in pair]
     lengths = [shape or (1,) for shape in shapes]
     if not any(a % b == 0 or b % a == 0 for a in lengths[0] for b in lengths[1]):
         raise ValueError(
-            f"{pair.name or 'a pair'} must have two matrices with a dimension in common, or a "
+            f"{pair} must have two matrices with a dimension in common, or a "
             f"multiple of it; got {shapes[0]} and {shapes[1]}, which cannot follow one another "
             "nor meet in a product. Pass the two matrices of one product."
         )

@@ -82,7 +82,7 @@ def rescale_pair(
         fits = limits.tiny <= factor <= limits.max and smallest <= largest * factor <= limits.max
         if largest and math.isfinite(largest) and not fits:
             raise ValueError(
-                f"scale must keep {pair.name or 'the pair'} in the range of {tensor.dtype}; "
+                f"scale must keep {pair} in the range of {tensor.dtype}; "
                 f"{scale:g} multiplies entries of size {largest:.3g} by {factor:.3g}. Use a scale "
                 "nearer to 1."
             )
@@ -141,8 +141,7 @@ def balance_pair(
         return Balanced(pair.name, math.nan, 1.0, f"{frozen[0].name or 'a half'} is frozen")
     # in float64, where neither the squares of float32 nor their sum can overflow or vanish
     a, b = (
-        float(torch.linalg.vector_norm(side.matrix.of(side.matrix.parameter), dtype=torch.float64))
-        for side in pair
+        float(torch.linalg.vector_norm(side.matrix.block, dtype=torch.float64)) for side in pair
     )
     if not (math.isfinite(a) and math.isfinite(b)):
         return Balanced(pair.name, math.nan, 1.0, "a norm is not finite")

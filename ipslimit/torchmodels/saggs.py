@@ -238,7 +238,7 @@ def _refuse_missing(optimizer: Optimizer, pairs: list[Pair]) -> None:
             if part.parameter.requires_grad and part.parameter not in held:
                 raise ValueError(
                     f"optimizer must hold every parameter of the pairs; {part.name or 'one'} of "
-                    f"{pair.name or 'a pair'} is not among its parameters, so the state of "
+                    f"{pair} is not among its parameters, so the state of "
                     "whatever trains it could not follow. Add it, freeze it (requires_grad=False), "
                     "or leave the pair out."
                 )

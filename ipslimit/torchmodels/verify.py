@@ -80,14 +80,14 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
             if not share > max(4.0 * allowed, 2.0 * eps):
                 raise ValueError(
                     "pairs must each have a part in the outputs; random values in place of "
-                    f"{pair.name or 'a pair'} change none by more than {share:.2g} of its size, so "
+                    f"{pair} change none by more than {share:.2g} of its size, so "
                     f"that nothing is shown by its scale in {base[0].dtype}. Use inputs "
                     "that reach it (two tokens or more for attention), scale=4.0, or a copy of the "
                     "model in float64 in which nothing behind the pair is zero."
                 )
             if not (own <= eps**0.5 and change <= allowed):
                 raise ValueError(
-                    f"every pair must leave the function unchanged; {pair.name or 'a pair'} "
+                    f"every pair must leave the function unchanged; {pair} "
                     f"changes an output by {max(change, own):.2g} of its size when rescaled by "
                     f"{scale:g}. Something between the two matrices does not let a scale through, "
                     "or one of them is used elsewhere: leave the pair out."
@@ -102,24 +102,24 @@ def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0,
 @contextlib.contextmanager
 def _put_back(pair: Pair) -> Iterator[None]:
     """Inside, the pair may be changed."""
-    before = [part.of(part.parameter).clone() for part in pair.parts]
+    before = [part.block.clone() for part in pair.parts]
     try:
         yield
     finally:
         for part, values in zip(pair.parts, before, strict=True):
-            part.of(part.parameter).copy_(values)
+            part.block.copy_(values)
 
 
 def _multiply(pair: Pair, scale: float) -> None:
     for side, factor in ((pair.first, scale), (pair.second, 1.0 / scale)):
         for part in side.parts:
-            part.of(part.parameter).mul_(factor)
+            part.block.mul_(factor)
 
 
 def _randomise(pair: Pair, generator: torch.Generator) -> None:
     """Values that make outputs of order 1 of inputs of order 1, whatever stood there."""
     for part in pair.parts:
-        block = part.of(part.parameter)
+        block = part.block
         values = torch.randn(block.shape, generator=generator)
         block.copy_(values / max(block.shape[1:].numel(), 1) ** 0.5)
 
