@@ -178,6 +178,15 @@ def test_pairs_have_the_users_names(make):
     assert reason.startswith("a.mlp (mlp): between 0 and 2")
 
 
+def test_modules_that_declare_their_pairs_are_told_the_users_name():
+    class Declaring(nn.Module):
+        def symmetry_pairs(self, name, per):
+            return {"mlp": f"{name} has none, per {per}"}
+
+    model = nn.ModuleDict({"a": compiled(nn.Sequential(Declaring())), "b": plain()})
+    assert find_pairs(model, refused="skip").refused == ["a.0 (mlp): a.0 has none, per matrix"]
+
+
 @every_wrapping
 def test_messages_have_the_users_names(make):
     model = make()
