@@ -67,8 +67,7 @@ class BoundaryProbe(Masked):
     unseen : list of str
         Output projections of nn.MultiheadAttention: they cannot be watched.
     row_mask
-        Which rows count in mu: see `ipslimit.torchmodels.inputs.InputMeans.row_mask`. Beside an
-        `SBOAdamW` it is that optimizer's.
+        Which rows count in mu: see its own docstring. Beside an `SBOAdamW` it is that optimizer's.
 
     Raises
     ------

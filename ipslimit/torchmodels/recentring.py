@@ -41,7 +41,7 @@ class Recentring(Masked):
     Attributes
     ----------
     row_mask
-        Which rows count in the means: see `ipslimit.torchmodels.inputs.InputMeans.row_mask`.
+        Which rows count in the means: see its own docstring.
     steps : int
         Steps of the optimizer so far.
 
@@ -168,8 +168,7 @@ def calibrate_centres(model: nn.Module):
                 model(batch)
 
     Every forward pass counts, with or without gradient. The model's function stays as it is. A
-    `row_mask` can be set on what the block is given (see
-    `ipslimit.torchmodels.inputs.InputMeans.row_mask`).
+    `row_mask` can be set on what the block is given (see `Recentring.row_mask`).
 
     Raises
     ------

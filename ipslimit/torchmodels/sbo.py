@@ -63,6 +63,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         As in torch.optim.AdamW: None uses the foreach path where torch thinks it faster.
     exclude : patterns or modules
         Affine layers to be trained by AdamW, with all they contain ("*.out_proj", model.head).
+        Names are those of before torch.compile: "mlp.0" for "mlp._orig_mod.0".
     process_group : torch process group, None or False
         Where rows are added up; None is the default group if there is one, False is none (for
         processes that train models of their own).
@@ -72,7 +73,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     maps : list of AffineMap
         What is trained as an affine layer.
     row_mask : bool tensor, function or None
-        Which rows count in the means, so that padding does not: see `InputMeans.row_mask`.
+        Which rows count in the means, so that padding does not: see its own docstring.
     means : InputMeans
         The hooks that see the inputs. They go when the optimizer does, or with `means.remove()`.
 
