@@ -23,6 +23,7 @@ from .layers import Sweep, Training, make_sweep
 from .layers.sharded import require_group, shard
 from .problem import Problem
 from .rules import Rule
+from .rules.identity import require_identity, rule_text
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
@@ -67,7 +68,8 @@ class ParticleRun:
     depth, head_count, seeds, root_seed, residual_exponent
         Of the run; head_count is inf for the whole law.
     rule : str
-        The text of the rule that trained it; empty for a rule whose text does not tell its numbers.
+        Which rule trained it, as a text (`rules.identity.rule_text`): its class and its fields, or
+        "no identity: " and why there is none. Empty where that is not known.
     """
 
     depth: int
@@ -168,8 +170,9 @@ def train_particles(
     _require_room(problem, depth, heads, len(seeds), steps, device)
     share = None
     if group is not None:
+        require_identity("rule", rule_text(rule))
         share = require_group(group, {
-            "rule": rule, "depth": depth, "heads": heads, "steps": steps, "seeds": seeds,
+            "rule": rule_text(rule), "depth": depth, "heads": heads, "steps": steps, "seeds": seeds,
             "root_seed": root_seed, "record": record, "residual_exponent": residual_exponent,
             "nodes": nodes, "nodes_seed": nodes_seed, "law": type(problem.law).__name__,
             "contexts": (*problem.contexts.shape, float(problem.contexts.sum())),
@@ -372,12 +375,6 @@ def require_problem(problem: object, rule: object) -> None:
             f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {shown(rule)}. "
             "A class must be called first; a torch optimizer is not a rule."
         )
-
-
-def rule_text(rule: Rule) -> str:
-    """A text that is the same for equal rules; empty where there is none (the default `repr`)."""
-    text = repr(rule)
-    return "" if " object at 0x" in text else text
 
 
 def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ from ipslimit.checks import (
     resolve_device,
     shown,
 )
-from ipslimit.particles import recorded_steps, require_problem, rule_text
+from ipslimit.particles import recorded_steps, require_problem
+from ipslimit.rules.identity import rule_text
 
 from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March
@@ -48,7 +49,7 @@ class LimitRun:
     notes : list of str
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     rule : str
-        The text of the rule, by which runs of another one are refused.
+        Which rule it is the limit of, as `ParticleRun.rule`: runs of another one are refused.
     grid : DepthGrid of the answer
     history : list of Refinement
         Of all pairs of grids; the answer is from the last, or where rounding had made the last ones

@@ -88,6 +88,12 @@ def small_problem(law=None, B=3, N=4, causal=False, probes=0, loss=None, dtype=F
     return Problem(contexts, targets, law, causal=causal, probes=pair, loss=loss)
 
 
+def with_attributes(thing, **values):
+    """The thing itself, with attributes that its class does not give it."""
+    vars(thing).update(values)
+    return thing
+
+
 def assert_to_rounding(actual, expected, multiple, what=""):
     """|actual - expected| <= multiple * (machine epsilon) * (largest entry), entry by entry.
 

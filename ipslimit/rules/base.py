@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..heads import Heads, Layout
+from .identity import Identified
 
 State = dict[str, torch.Tensor]
 
@@ -55,12 +56,13 @@ def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str | None, ..
     return CompiledRule(NAMES.index(name), numbers, ends, states)
 
 
-class Rule(abc.ABC):
+class Rule(Identified, abc.ABC):
     """Update of heads from their O(1) gradient g; the same code for layers and depth nodes.
 
     A rule acts on every head by itself and on leading dimensions (seeds, layers, nodes) alike, so
     it is one and the same map U in the particle model and in the limit. It keeps no state of its
-    own: what it remembers is in the `State` it returns.
+    own: what it remembers is in the `State` it returns. Which rule it is, is read from its class
+    and its fields (`rules.identity`), so that a run is never compared with the limit of another.
 
     Attributes
     ----------

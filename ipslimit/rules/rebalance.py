@@ -59,7 +59,10 @@ class Rebalance(Rule):
         self.rule = rule
         self.every = require_int("every", every)
         self.damping = require_real("damping", damping, 0.0, 1.0, include_low=False)
-        self.uses_means = rule.uses_means
+
+    @property
+    def uses_means(self) -> bool:
+        return self.rule.uses_means
 
     def init(self, heads: Heads) -> State:
         state = self.rule.init(heads)
@@ -108,6 +111,3 @@ class Rebalance(Rule):
 
     def _due(self, step: int) -> bool:
         return (step - 1) % self.every == 0
-
-    def __repr__(self) -> str:
-        return f"Rebalance({self.rule!r}, every={self.every}, damping={self.damping:g})"
