@@ -16,6 +16,7 @@ from ..attention import attention_field, attention_vjp
 from ..attention.dispatch import choose
 from ..heads import Heads
 from ..rules import Rule, State, input_means
+from ..rules.base import compiled_form
 from .sharded import add_up
 
 
@@ -137,7 +138,7 @@ def make_sweep(
     With a process group, `heads` are those of this process.
     """
     arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
-    if choose(*arguments) == "eager" or rule.compiled(heads, 1, 1.0) is None:
+    if choose(*arguments) == "eager" or compiled_form(rule, heads, 1, 1.0) is None:
         return Sweep(heads, causal, scale, cost, group)
     from .compiled import CompiledSweep  # numba takes a second to import
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from ..heads import Heads, Layout
-from .identity import Identified
+from .identity import Identified, fields, of_class
 
 State = dict[str, torch.Tensor]
 
@@ -75,11 +76,15 @@ class Rule(Identified, abc.ABC):
 
     uses_means: bool = False
     state_powers: ClassVar[dict[str, int]] = {}
+    # names of the numbers in the compiled form, and what it is the compiled form of
+    _formed: ClassVar[tuple[set[str], dict[str, object]]] = (set(), {})
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # a subclass may train differently, and must say itself what its compiled form is
-        cls.compiled = cls.__dict__.get("compiled", Rule.compiled)
+        if "compiled" in vars(cls):
+            names = {name for base in cls.__mro__ for name in vars(base) if _matters(name)}
+            numbers = set(inspect.signature(cls.__init__).parameters)
+            cls._formed = numbers, {name: of_class(cls, name) for name in names - numbers}
 
     @abc.abstractmethod
     def init(self, heads: Heads) -> State:
@@ -150,10 +155,47 @@ class Rule(Identified, abc.ABC):
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
         """The same step for the loops in `rules.compiled`; None if it has none.
 
+        A subclass has the compiled form of its parent as long as it overrides none of what that
+        form stands for; see `compiled_form`, which is how to ask for it.
+
         per_token : float
             What the loops' sums over contexts and tokens are multiplied with to give g.
         """
         return None
+
+
+def _matters(name: str) -> bool:
+    """Whether a name of a class can have a part in how its rule trains."""
+    if name.startswith("__"):
+        return name in ("__getattribute__", "__getattr__")  # what fields are read by
+    return name not in ("notes", "_formed", "_abc_impl")
+
+
+def compiled_form(rule: Rule, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
+    """`rule.compiled` where that is still the form of this rule, else None."""
+    return rule.compiled(heads, step, per_token) if _keeps_form(rule) else None
+
+
+def _keeps_form(rule: Rule) -> bool:
+    """Whether all that the compiled form stands for is as it was in the class that gave it."""
+    kind = type(rule)
+    numbers, code = kind._formed
+    return (
+        code.keys().isdisjoint(vars(rule))
+        and all(of_class(kind, name) is value for name, value in code.items())
+        and not any(hasattr(of_class(kind, name), "__get__") for name in numbers)
+    )
+
+
+def is_built_in(rule: Rule) -> bool:
+    """Whether it trains as a rule of ipslimit does, whatever its class adds."""
+    owner = next(base for base in type(rule).__mro__ if "compiled" in vars(base))
+    return (
+        owner is not Rule
+        and owner.__module__.startswith(f"{__package__}.")
+        and _keeps_form(rule)
+        and all(is_built_in(value) for _, value in fields(rule) if isinstance(value, Rule))
+    )
 
 
 def input_means(x: torch.Tensor, outputs: torch.Tensor, per_token: float) -> torch.Tensor:

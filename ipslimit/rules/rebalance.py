@@ -7,7 +7,7 @@ import torch
 from ..checks import require_int, require_real, shown
 from ..heads import Heads, Layout
 from ..symmetry import balancing_factors, pair_scale
-from .base import CompiledRule, Rule, State
+from .base import CompiledRule, Rule, State, compiled_form
 from .sbo import rescaled_means
 
 
@@ -88,7 +88,7 @@ class Rebalance(Rule):
         return heads, inner | {"skipped": skipped}
 
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
-        inner = self.rule.compiled(heads, step, per_token)
+        inner = compiled_form(self.rule, heads, step, per_token)
         if inner is None:
             return None
         damping = self.damping if self._due(step) else 0.0
