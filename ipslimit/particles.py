@@ -23,6 +23,7 @@ from .layers import Sweep, Training, make_sweep
 from .layers.sharded import require_group, shard
 from .problem import Problem
 from .rules import Rule
+from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
 
 # Counts of heads must be exact as float64 weights n / H.
@@ -280,6 +281,8 @@ def _train(
     device = heads.device
     run.residual_exponent, run.rule = residual_exponent, rule_text(rule)
     state = {name: t.contiguous() for name, t in rule.init(heads).items()}
+    if not is_built_in(rule):  # they may be the heads themselves, one tensor twice, or the rule's
+        state = {name: t.clone() for name, t in state.items()}
     scale = float(heads.lead[0]) ** -residual_exponent
     sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
     contexts, targets = problem.contexts.to(device), problem.targets.to(device)

@@ -122,11 +122,20 @@ class Sweep:
         means = () if outputs is None else (input_means(x, outputs, training.per_token),)
         layer = self.heads[r]
         old = {name: t[r] for name, t in training.state.items()}
-        new_layer, new = training.rule.update(layer, old, gradient, training.step, *means)
+        # a copy of the dict, which a rule may fill anew and return
+        new_layer, new = training.rule.update(layer, dict(old), gradient, training.step, *means)
         alive = slice(None) if training.alive.all() else training.alive
-        layer.packed[alive] = new_layer.packed[alive]
-        for name, t in old.items():
-            t[alive] = new[name][alive]
+        # what a rule keeps of the heads or of another state must not be overwritten on the way
+        targets = [layer.packed, *old.values()]
+        values = [_apart(t, targets) for t in (new_layer.packed, *(new[name] for name in old))]
+        for target, value in zip(targets, values, strict=True):
+            target[alive] = value[alive]
+
+
+def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+    """The tensor, or a copy of it where it lies in the memory of others."""
+    places = {other.untyped_storage().data_ptr() for other in others}
+    return t.clone() if t.untyped_storage().data_ptr() in places else t
 
 
 def make_sweep(
