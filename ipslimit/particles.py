@@ -25,6 +25,7 @@ from .problem import Problem
 from .rules import Rule
 from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
+from .rules.trial import require_rule
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
@@ -121,7 +122,8 @@ def train_particles(
     ----------
     problem : Problem
     rule : Rule
-        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them.
+        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them; or one's own, which
+        is tried on random heads first and refused if it is not what `Rule` describes.
     depth : int
         L.
     heads : int or None
@@ -150,7 +152,8 @@ def train_particles(
     Raises
     ------
     TypeError, ValueError
-        For bad arguments. A run that diverges does not raise: its seeds are flagged.
+        For bad arguments and unfit rules. A run that diverges does not raise: its seeds are
+        flagged.
 
     Notes
     -----
@@ -169,6 +172,7 @@ def train_particles(
     problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
     device = resolve_device(device)
     _require_room(problem, depth, heads, len(seeds), steps, device)
+    require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
@@ -269,6 +273,7 @@ def train_from(
     record_heads: bool = True,
 ) -> ParticleRun:
     """Train from given heads with leading dimensions (L, seeds), filling `run`."""
+    require_rule(rule, start.layout, start.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
     return _train(own, problem, rule, steps, record, run, residual_exponent, None, record_heads)
 

@@ -60,10 +60,32 @@ def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str | None, ..
 class Rule(Identified, abc.ABC):
     """Update of heads from their O(1) gradient g; the same code for layers and depth nodes.
 
-    A rule acts on every head by itself and on leading dimensions (seeds, layers, nodes) alike, so
-    it is one and the same map U in the particle model and in the limit. It keeps no state of its
-    own: what it remembers is in the `State` it returns. Which rule it is, is read from its class
-    and its fields (`rules.identity`), so that a run is never compared with the limit of another.
+    To be one and the same map U in the particle model and in the limit, a rule must
+
+    - act on every head by itself, and on every leading index (seed, layer, depth node) by itself:
+      entries of a head are dim=-2 of `packed`, heads are dim=-1, and sums go over dim=-2 alone;
+    - give the same answer for the same heads, state, gradient and step. What it remembers is in the
+      `State` it returns, what it does in time follows from `step`, and nothing is drawn at random;
+    - change neither what it is given nor itself;
+    - return heads with the weights, layout, dtype and shape of those given, and the state that
+      `init` made, by the same names. It does not look at the weights.
+
+    Rules of one's own are tried on a few random heads before they train, and are refused with the
+    reason (`rules.trial`). Which rule it is, is read from its class and its fields
+    (`rules.identity`), so that a run is never compared with the limit of another rule: let it be a
+    dataclass, and what it holds numbers or dataclasses. A complete one:
+
+        @dataclasses.dataclass
+        class Signum(ipslimit.Rule):
+            lr: float
+            beta: float = 0.9
+
+            def init(self, heads):
+                return {"m": torch.zeros_like(heads.packed)}
+
+            def update(self, heads, state, gradient, step):
+                m = torch.lerp(gradient.packed, state["m"], self.beta)
+                return heads.with_packed(heads.packed - self.lr * m.sign()), {"m": m}
 
     Attributes
     ----------
