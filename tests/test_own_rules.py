@@ -195,6 +195,14 @@ BAD = {
     "no state back": (
         momentum(grown(lambda h, s, g: h)), r"return \(heads, state\); got .* which gave Heads",
     ),
+    "half a rule of ours": (
+        type("Own", (AdamW,), {"__init__": lambda self: None})(),
+        CALLED + ".* failed of shape .*: AttributeError: 'Own' object has no attribute 'betas'",
+    ),
+    "rounds by batch": (
+        rule_of(lambda g, heads, k: (g.float() / g.float().norm(dim=-2, keepdim=True)).double()),
+        HEADS + ".* in their dtype",
+    ),
     "one argument less": (momentum(lambda self, heads, state, gradient: None), CALLED),
     "state of no heads": (
         momentum(grown(fallen), lambda self, heads: {"m": torch.zeros(())}), "make a state of",

@@ -55,15 +55,17 @@ class Cosine2(Cosine):
     pass
 
 
+class Classwise(Descent):
+    lr = 0.1
+    plan = Cosine(0.1, 10)
+    names = property(lambda self: "not held")
+
+
 class Plainly(Descent):
     """Not a dataclass: what it holds is what it sets."""
 
     def __init__(self, lr):
         self.rate = lr
-
-
-class Classwise(Descent):
-    lr = 0.1
 
 
 class Kind(enum.Enum):
@@ -140,14 +142,14 @@ def test_equal_rules_have_equal_texts(case):
     assert first == second and not first.startswith(NAMELESS)
 
 
-def test_a_class_that_gives_values_to_its_rules_tells_them():
+def test_a_class_that_gives_values_to_its_rules_tells_them(monkeypatch):
     before = rule_text(Classwise())
-    try:
-        Classwise.lr = 0.2
-        assert rule_text(Classwise()) != before
-    finally:
-        Classwise.lr = 0.1
-    assert rule_text(Classwise()) == before == f"{__name__}.Classwise(lr=0.1)"
+    for name, value in {"lr": 0.2, "plan": Cosine(0.1, 11)}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(Classwise, name, value)
+            assert rule_text(Classwise()) != before
+    plan = f"{__name__}.Cosine(peak=0.1, total=10, of=None)"
+    assert rule_text(Classwise()) == before == f"{__name__}.Classwise(lr=0.1, plan={plan})"
 
 
 def test_texts_stay_readable_and_as_they_were():

@@ -105,7 +105,7 @@ class Rule(Identified, abc.ABC):
         super().__init_subclass__(**kwargs)
         if "compiled" in vars(cls):
             names = {name for base in cls.__mro__ for name in vars(base) if _matters(name)}
-            numbers = set(inspect.signature(cls.__init__).parameters)
+            numbers = set(inspect.signature(cls.__init__).parameters) - {"self"}
             cls._formed = numbers, {name: of_class(cls, name) for name in names - numbers}
 
     @abc.abstractmethod
@@ -216,6 +216,7 @@ def is_built_in(rule: Rule) -> bool:
         owner is not Rule
         and owner.__module__.startswith(f"{__package__}.")
         and _keeps_form(rule)
+        and all(hasattr(rule, name) for name in owner._formed[0])
         and all(is_built_in(value) for _, value in fields(rule) if isinstance(value, Rule))
     )
 

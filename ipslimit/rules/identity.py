@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import types
 import weakref
 from collections.abc import Iterator
 
@@ -112,11 +113,14 @@ def fields(thing: object) -> Iterator[tuple[str, object]]:
 def _class_values(kind: type) -> Iterator[tuple[str, object]]:
     """Plain values that a class has for its instances; those of ipslimit's are part of its code."""
     ours = {name for base in kind.__mro__ if _is_ours(base) for name in vars(base)}
-    for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
-        value = of_class(kind, name)
-        if name.startswith("__") or name in ours or isinstance(value, type):
+    theirs = [base for base in reversed(kind.__mro__) if not _is_ours(base)]
+    for name in dict.fromkeys(name for base in theirs for name in vars(base)):
+        if name.startswith("__") or name in ours:
             continue
-        with contextlib.suppress(Nameless):  # methods
+        value = of_class(kind, name)
+        if isinstance(value, (types.FunctionType, type)):
+            continue
+        with contextlib.suppress(Nameless):  # properties and the like
             described(value)
             yield name, value
 

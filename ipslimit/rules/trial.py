@@ -30,7 +30,7 @@ ALL = slice(None)
 HEADS_APART = (
     "act on every head by itself",
     "whose step of a head changes by {} of itself with other heads beside it",
-    "Sum over the entries of a head (dim=-2 of packed) and not over heads (dim=-1)",
+    "Sum over the entries of a head (dim=-2 of packed) and not over heads (dim=-1), in their dtype",
 )
 ROWS_APART = (
     "act on every seed, layer and depth node by itself",
