@@ -212,7 +212,8 @@ class Trial:
     def require_form(self, heads: Heads, state: State, answer: object) -> None:
         """Refuse anything but heads and state like those given."""
         remedy = "Return heads.with_packed(...), and a dict of what init made"
-        if not (isinstance(answer, tuple) and [type(part) for part in answer] == [Heads, dict]):
+        pair = isinstance(answer, tuple) and len(answer) == 2
+        if not (pair and isinstance(answer[0], Heads) and isinstance(answer[1], dict)):
             self.refuse(TypeError, "return (heads, state)", f"which gave {shown(answer)}", remedy)
         moved, new = answer
         if moved.layout != heads.layout or not torch.equal(moved.weights, heads.weights):
@@ -256,7 +257,7 @@ class Trial:
         for name in {**fields, **after}:
             was, now = fields.get(name, "absent"), after.get(name, "absent")
             if was != now:
-                what = f"whose {name} was {was} and is {now} after it was called"
+                what = f"whose {name} was {was:.60} and is {now:.60} after it was called"
                 remedy = "Compute it from step, or keep it in the state"
                 self.refuse(ValueError, "not change itself", what, remedy)
         if generators != _told(_generators()):
