@@ -121,6 +121,19 @@ def late(g, heads, step):
     return g / g.norm() if step > 22 else g
 
 
+def paired(g, heads, step):
+    """Of two seeds together, the first sees the second."""
+    return g + (torch.arange(len(g)).to(g)[:, None, None] % 2 == 0) * g.roll(-1, 0) * (len(g) > 1)
+
+
+class Alarmed(Stateless):
+    alarm = False
+
+    def direction(self, g, heads, step):
+        self.alarm = not bool(torch.isfinite(g).all())
+        return g
+
+
 def grown(update):
     return lambda self, heads, state, gradient, step: update(heads, state, gradient)
 
@@ -151,6 +164,13 @@ BAD = {
     "place in the batch": (
         rule_of(lambda g, heads, k: g * torch.arange(len(g)).to(g)[:, None, None]), ROWS,
     ),
+    "pairs of seeds": (rule_of(paired), ROWS),
+    "dimensions from the front": (
+        momentum(
+            grown(lambda h, s, g: fallen(h, s, g.with_packed(g.packed * s["m"]))),
+            lambda self, h: {"m": h.packed.norm(dim=1, keepdim=True).expand_as(h.packed)},
+        ), ROWS,
+    ),
     "weights": (
         rule_of(lambda g, heads, k: g * heads.weights[..., None, :]), "not look at the weights",
     ),
@@ -162,6 +182,7 @@ BAD = {
     "sets lr": (Cooling(0.1), SELF.format("lr")),
     "counts": (Counting(0.1), SELF.format("calls")),
     "remembers itself": (Remembering(0.1), SELF.format("hidden")),
+    "remembers what diverged": (Alarmed(), SELF.format("alarm")),
     "all stop with one": (rule_of(skipped), "let a seed that diverged harm no other"),
     "raises with one": (
         rule_of(lambda g, heads, k: g if torch.isfinite(g).all() else 1 / 0),
@@ -226,7 +247,9 @@ def test_a_rule_that_is_not_one_map_of_every_head_is_refused_with_the_reason(cas
         with pytest.raises((TypeError, ValueError), match=f"^rule must {reason}") as caught:
             start()
         assert "\n" not in str(caught.value)
-        assert re.search(r"Own|Clipped|Cooling|Counting|Remembering|Rebalance", str(caught.value))
+        assert re.search(
+            r"Own|Alarmed|Clipped|Cooling|Counting|Remembering|Rebalance", str(caught.value)
+        )
     assert torch.equal(numbers[0], torch.get_rng_state())
     assert (numbers[1] == np.random.get_state()[1]).all()
 
@@ -246,6 +269,13 @@ def test_a_clip_over_everything_does_train_otherwise_among_other_seeds_and_stays
     wholes = [train(rule, problem, depth, None, seeds=1) for depth in (8, 64)]
     errors = [bias_table(whole, limit)[0]["error"] for whole in wholes]
     assert errors[1] > 0.8 * errors[0]  # an eighth of it, were it a bias
+
+
+def test_a_rule_is_tried_in_the_dtype_it_will_train_in():
+    wide = rule_of(lambda g, heads, k: g * torch.ones(1, dtype=torch.float64))
+    assert train(wide).status == "ok"
+    with pytest.raises(TypeError, match=r"leave the form of packed as it is, float32 .* float64"):
+        train(wide, small_problem(dtype=torch.float32))
 
 
 def test_training_from_given_heads_tries_the_rule_too():
