@@ -138,7 +138,7 @@ def grown(update):
     return lambda self, heads, state, gradient, step: update(heads, state, gradient)
 
 
-HEADS = "act on every head by itself; got .* step of a head changes by .* heads beside it"
+HEADS = r"act on every head by itself; got .* step of a head changes by [\d.e-]+ of .* beside it"
 ROWS = "act on every seed, layer and depth node by itself; got .* others stacked beside it"
 ANY = "act on every head, seed, layer and depth node by itself; got .* others beside it"
 PLACE = "leave what it is given unchanged; got .* works in place"

@@ -270,14 +270,16 @@ class Trial:
     ) -> None:  # fmt: skip
         """Refuse where a part of the heads went another way than with all of them together."""
         start, (demand, what, remedy) = self.heads.packed[part], reason
+        shares: list[float] = []
         for one, other in zip(after, (t[part] for t in together), strict=True):
             gap = torch.where(_same(one, other), 0.0, (one - other).abs()).amax(-2)
             step = torch.maximum((one - start).abs(), (other - start).abs()).amax(-2)
             step = step.nan_to_num(torch.inf, torch.inf)  # what overflows has no size to compare by
             size = torch.maximum(start.abs(), other.abs()).amax(-2).nan_to_num(torch.inf, torch.inf)
             if not (gap <= OF_STEP * step + OF_HEADS * size).all():
-                share = float((gap / step).nan_to_num(1.0, 1.0).max())
-                self.refuse(ValueError, demand, what.format(f"{share:.2g}") + when, remedy)
+                shares.append(float((gap / step).nan_to_num(1.0, 1.0).max()))
+        if shares:
+            self.refuse(ValueError, demand, what.format(f"{max(shares):.2g}") + when, remedy)
 
     def refuse(self, kind: type[Exception], demand: str, what: str, remedy: str) -> None:
         raise kind(f"rule must {demand}; got {shown(self.rule)}, {what}. {remedy}.")
