@@ -277,7 +277,8 @@ class Trial:
             step = step.nan_to_num(torch.inf, torch.inf)  # what overflows has no size to compare by
             size = torch.maximum(start.abs(), other.abs()).amax(-2).nan_to_num(torch.inf, torch.inf)
             if not (gap <= OF_STEP * step + OF_HEADS * size).all():
-                shares.append(float((gap / step).nan_to_num(1.0, 1.0).max()))
+                share = torch.where(gap == 0.0, 0.0, (gap / step).nan_to_num(1.0, 1.0))
+                shares.append(float(share.max()))
         if shares:
             self.refuse(ValueError, demand, what.format(f"{max(shares):.2g}") + when, remedy)
 
