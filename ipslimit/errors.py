@@ -22,6 +22,7 @@ import torch
 
 from .fluctuation import PredictedFluctuation
 from .particles import ParticleRun
+from .rules.identity import require_same_rule
 
 Row = dict[str, object]
 
@@ -61,7 +62,7 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
             f"whole must be a run with heads=None; got one with {whole.head_count} heads. Train it "
             "with heads=None."
         )
-    _require_rule_of_limit(whole, limit)
+    _require_rule_of_limit("whole", whole, limit)
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
@@ -135,7 +136,7 @@ def error_table(
             f"{sorted(whole.x)}. Pass the same record= to both."
         )
     _require_same_model(run, whole)
-    _require_rule_of_limit(run, limit)
+    _require_rule_of_limit("run", run, limit)
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         values, exact = (getattr(r, _attribute(variable, where))[step] for r in (run, whole))
@@ -172,7 +173,13 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
     the standard error of that mean at the same layer (an error below it is noise); for the loss,
     the signed gap mean_seeds J - J_limit. Diverged seeds are left out of the mean and so counted
     by `seeds`.
+
+    Raises
+    ------
+    ValueError
+        If the limit is of another rule.
     """
+    _require_rule_of_limit("run", run, limit)
     rows: list[Row] = []
     alive = ~run.diverged
     count = int(alive.sum())
@@ -202,13 +209,13 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
 
 def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
     """Refuse a whole-law run of another model, as far as the runs themselves can tell."""
-    for name in ("residual_exponent", "rule"):
-        ours, theirs = getattr(run, name), getattr(whole, name)
-        if ours != theirs and "" not in (ours, theirs):
-            raise ValueError(
-                f"whole must have the {name} of run, {ours}; got {theirs}. Train both with the "
-                f"same {name}."
-            )
+    require_same_rule("whole.rule", whole.rule, "run", run.rule)
+    ours, theirs = run.residual_exponent, whole.residual_exponent
+    if ours != theirs:
+        raise ValueError(
+            f"whole must have the residual_exponent of run, {ours}; got {theirs}. Train both with "
+            "the same residual_exponent."
+        )
     # x at layer 0 is the contexts; in float32, so that a whole of another dtype may be compared
     ours, theirs = (next(iter(r.x.values()))[0, 0].float().cpu() for r in (run, whole))
     if not torch.equal(ours, theirs):
@@ -218,13 +225,8 @@ def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
         )
 
 
-def _require_rule_of_limit(run: ParticleRun, limit: Limit) -> None:
-    theirs = getattr(limit, "rule", "")
-    if run.rule != theirs and "" not in (run.rule, theirs):
-        raise ValueError(
-            f"limit must be of the rule that trained the particles, {run.rule}; got {theirs}. "
-            "Solve it with the same rule."
-        )
+def _require_rule_of_limit(name: str, run: ParticleRun, limit: Limit) -> None:
+    require_same_rule("limit.rule", getattr(limit, "rule", ""), name, run.rule)
 
 
 def _attribute(variable: str, where: str) -> str:

@@ -15,9 +15,10 @@ import torch
 
 from .heads import Heads
 from .laws import Atoms
-from .particles import ParticleRun, empty_run, rule_text, train_from
+from .particles import ParticleRun, empty_run, train_from
 from .problem import Problem
 from .rules import Rule
+from .rules.identity import require_same_rule, rule_text
 
 # The derivative is a central difference at these multiples of the noise itself.
 STEP, CHECK_STEP = 0.1, 0.01
@@ -84,11 +85,7 @@ def predict_fluctuation(
             "run must come from a law with atoms (its draws are the noise); got a run without "
             "counts. Use ipslimit.Atoms."
         )
-    if run.rule and rule_text(rule) not in ("", run.rule):
-        raise ValueError(
-            f"rule must be the one that trained run, {run.rule}; got {rule_text(rule)}. Pass the "
-            "same rule."
-        )
+    require_same_rule("rule", rule_text(rule), "run", run.rule)
     names = ("x", "p", "probe_x", "probe_p")
     recorded = tuple(run.x)
     law = problem.law.heads.to(problem.dtype)

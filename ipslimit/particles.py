@@ -23,6 +23,9 @@ from .layers import Sweep, Training, make_sweep
 from .layers.sharded import require_group, shard
 from .problem import Problem
 from .rules import Rule
+from .rules.base import is_built_in
+from .rules.identity import require_identity, rule_text
+from .rules.trial import require_rule
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
@@ -67,7 +70,8 @@ class ParticleRun:
     depth, head_count, seeds, root_seed, residual_exponent
         Of the run; head_count is inf for the whole law.
     rule : str
-        The text of the rule that trained it; empty for a rule whose text does not tell its numbers.
+        Which rule trained it, as a text (`rules.identity.rule_text`): its class and its fields, or
+        "no identity: " and why there is none. Empty where that is not known.
     """
 
     depth: int
@@ -118,7 +122,8 @@ def train_particles(
     ----------
     problem : Problem
     rule : Rule
-        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them.
+        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them; or one's own, which
+        is tried on random heads first and refused if it is not what `Rule` describes.
     depth : int
         L.
     heads : int or None
@@ -147,7 +152,8 @@ def train_particles(
     Raises
     ------
     TypeError, ValueError
-        For bad arguments. A run that diverges does not raise: its seeds are flagged.
+        For bad arguments and unfit rules. A run that diverges does not raise: its seeds are
+        flagged.
 
     Notes
     -----
@@ -166,10 +172,12 @@ def train_particles(
     problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
     device = resolve_device(device)
     _require_room(problem, depth, heads, len(seeds), steps, device)
+    require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     share = None
     if group is not None:
+        require_identity("rule", rule_text(rule))
         share = require_group(group, {
-            "rule": rule, "depth": depth, "heads": heads, "steps": steps, "seeds": seeds,
+            "rule": rule_text(rule), "depth": depth, "heads": heads, "steps": steps, "seeds": seeds,
             "root_seed": root_seed, "record": record, "residual_exponent": residual_exponent,
             "nodes": nodes, "nodes_seed": nodes_seed, "law": type(problem.law).__name__,
             "contexts": (*problem.contexts.shape, float(problem.contexts.sum())),
@@ -265,6 +273,7 @@ def train_from(
     record_heads: bool = True,
 ) -> ParticleRun:
     """Train from given heads with leading dimensions (L, seeds), filling `run`."""
+    require_rule(rule, start.layout, start.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
     return _train(own, problem, rule, steps, record, run, residual_exponent, None, record_heads)
 
@@ -277,6 +286,8 @@ def _train(
     device = heads.device
     run.residual_exponent, run.rule = residual_exponent, rule_text(rule)
     state = {name: t.contiguous() for name, t in rule.init(heads).items()}
+    if not is_built_in(rule):  # they may be the heads themselves, one tensor twice, or the rule's
+        state = {name: t.clone() for name, t in state.items()}
     scale = float(heads.lead[0]) ** -residual_exponent
     sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
     contexts, targets = problem.contexts.to(device), problem.targets.to(device)
@@ -372,12 +383,6 @@ def require_problem(problem: object, rule: object) -> None:
             f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {shown(rule)}. "
             "A class must be called first; a torch optimizer is not a rule."
         )
-
-
-def rule_text(rule: Rule) -> str:
-    """A text that is the same for equal rules; empty where there is none (the default `repr`)."""
-    text = repr(rule)
-    return "" if " object at 0x" in text else text
 
 
 def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:

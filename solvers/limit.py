@@ -16,7 +16,9 @@ from ipslimit.checks import (
     resolve_device,
     shown,
 )
-from ipslimit.particles import recorded_steps, require_problem, rule_text
+from ipslimit.particles import recorded_steps, require_problem
+from ipslimit.rules.identity import rule_text
+from ipslimit.rules.trial import require_rule
 
 from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March
@@ -48,7 +50,7 @@ class LimitRun:
     notes : list of str
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     rule : str
-        The text of the rule, by which runs of another one are refused.
+        Which rule it is the limit of, as `ParticleRun.rule`: runs of another one are refused.
     grid : DepthGrid of the answer
     history : list of Refinement
         Of all pairs of grids; the answer is from the last, or where rounding had made the last ones
@@ -189,7 +191,7 @@ def solve_limit(
     ----------
     problem : Problem
     rule : Rule
-        The same object that trains particles.
+        The same object that trains particles; one's own is tried first, as there.
     steps : int >= 0
     tol : float > 0
         Largest error wanted in any component of x and p (absolute).
@@ -214,8 +216,9 @@ def solve_limit(
     Raises
     ------
     TypeError, ValueError
-        For bad arguments; and `picard.NotContracting` if that method was asked for by name and
-        does not settle. Divergence and missed tolerances do not raise: they are statuses.
+        For bad arguments and unfit rules; and `picard.NotContracting` if that method was asked for
+        by name and does not settle. Divergence and missed tolerances do not raise: they are
+        statuses.
 
     Notes
     -----
@@ -242,6 +245,7 @@ def solve_limit(
     problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
     require_room("steps", steps, problem.dtype)
+    require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, scramble: int = nodes_seed) -> GridSolution:

@@ -88,6 +88,26 @@ def small_problem(law=None, B=3, N=4, causal=False, probes=0, loss=None, dtype=F
     return Problem(contexts, targets, law, causal=causal, probes=pair, loss=loss)
 
 
+def with_attributes(thing, **values):
+    """The thing itself, with attributes that its class does not give it."""
+    vars(thing).update(values)
+    return thing
+
+
+def clipped(rule, dim=None):
+    """The rule, with gradients clipped by their norm over everything, or over dimensions."""
+
+    def update(self, heads, state, gradient, step):
+        g = gradient.packed
+        norm = g.norm() if dim is None else g.norm(dim=dim, keepdim=True)
+        clipped = gradient.with_packed(g * (1.0 / norm).clamp(max=1.0))
+        return before(self, heads, state, clipped, step)
+
+    kind, before = type(rule), type(rule).update
+    own = object.__new__(type("Clipped", (kind,), {"update": update}))
+    return with_attributes(own, **vars(rule))
+
+
 def assert_to_rounding(actual, expected, multiple, what=""):
     """|actual - expected| <= multiple * (machine epsilon) * (largest entry), entry by entry.
 

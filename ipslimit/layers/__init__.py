@@ -16,6 +16,7 @@ from ..attention import attention_field, attention_vjp
 from ..attention.dispatch import choose
 from ..heads import Heads
 from ..rules import Rule, State, input_means
+from ..rules.base import compiled_form
 from .sharded import add_up
 
 
@@ -121,11 +122,20 @@ class Sweep:
         means = () if outputs is None else (input_means(x, outputs, training.per_token),)
         layer = self.heads[r]
         old = {name: t[r] for name, t in training.state.items()}
-        new_layer, new = training.rule.update(layer, old, gradient, training.step, *means)
+        # a copy of the dict, which a rule may fill anew and return
+        new_layer, new = training.rule.update(layer, dict(old), gradient, training.step, *means)
         alive = slice(None) if training.alive.all() else training.alive
-        layer.packed[alive] = new_layer.packed[alive]
-        for name, t in old.items():
-            t[alive] = new[name][alive]
+        # what a rule keeps of the heads or of another state must not be overwritten on the way
+        targets = [layer.packed, *old.values()]
+        values = [_apart(t, targets) for t in (new_layer.packed, *(new[name] for name in old))]
+        for target, value in zip(targets, values, strict=True):
+            target[alive] = value[alive]
+
+
+def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+    """The tensor, or a copy of it where it lies in the memory of others."""
+    places = {other.untyped_storage().data_ptr() for other in others}
+    return t.clone() if t.untyped_storage().data_ptr() in places else t
 
 
 def make_sweep(
@@ -137,7 +147,7 @@ def make_sweep(
     With a process group, `heads` are those of this process.
     """
     arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
-    if choose(*arguments) == "eager" or rule.compiled(heads, 1, 1.0) is None:
+    if choose(*arguments) == "eager" or compiled_form(rule, heads, 1, 1.0) is None:
         return Sweep(heads, causal, scale, cost, group)
     from .compiled import CompiledSweep  # numba takes a second to import
 

@@ -91,12 +91,6 @@ class AdamW(Rule):
         """The second moment of every entry, as a new tensor."""
         return v
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(lr={self.lr:g}, betas={self.betas}, eps={self.eps:g}, "
-            f"weight_decay={self.weight_decay:g})"
-        )
-
 
 class BlockAdamW(AdamW):
     """AdamW with one scalar second moment per block: per matrix, and per bias, of each head.
@@ -143,6 +137,3 @@ class BlockAdamW(AdamW):
     def _spread(self, layout, v: torch.Tensor) -> torch.Tensor:
         lengths = [rows.stop - rows.start for rows in layout.slices.values()]
         return v.repeat_interleave(torch.tensor(lengths, device=v.device), dim=-2)
-
-    def __repr__(self) -> str:
-        return super().__repr__().removesuffix(")") + f", mean={self.mean})"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from ..heads import Heads, Layout
+from .identity import Identified, fields, of_class
 
 State = dict[str, torch.Tensor]
 
@@ -55,12 +57,35 @@ def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str | None, ..
     return CompiledRule(NAMES.index(name), numbers, ends, states)
 
 
-class Rule(abc.ABC):
+class Rule(Identified, abc.ABC):
     """Update of heads from their O(1) gradient g; the same code for layers and depth nodes.
 
-    A rule acts on every head by itself and on leading dimensions (seeds, layers, nodes) alike, so
-    it is one and the same map U in the particle model and in the limit. It keeps no state of its
-    own: what it remembers is in the `State` it returns.
+    To be one and the same map U in the particle model and in the limit, a rule must
+
+    - act on every head by itself, and on every leading index (seed, layer, depth node) by itself:
+      entries of a head are dim=-2 of `packed`, heads are dim=-1, and sums go over dim=-2 alone;
+    - give the same answer for the same heads, state, gradient and step. What it remembers is in the
+      `State` it returns, what it does in time follows from `step`, and nothing is drawn at random;
+    - change neither what it is given nor itself;
+    - return heads with the weights, layout, dtype and shape of those given, and the state that
+      `init` made, by the same names. It does not look at the weights.
+
+    Rules of one's own are tried on a few random heads before they train, and are refused with the
+    reason (`rules.trial`). Which rule it is, is read from its class and its fields
+    (`rules.identity`), so that a run is never compared with the limit of another rule: let it be a
+    dataclass, and what it holds numbers or dataclasses. A complete one:
+
+        @dataclasses.dataclass
+        class Signum(ipslimit.Rule):
+            lr: float
+            beta: float = 0.9
+
+            def init(self, heads):
+                return {"m": torch.zeros_like(heads.packed)}
+
+            def update(self, heads, state, gradient, step):
+                m = torch.lerp(gradient.packed, state["m"], self.beta)
+                return heads.with_packed(heads.packed - self.lr * m.sign()), {"m": m}
 
     Attributes
     ----------
@@ -73,11 +98,15 @@ class Rule(abc.ABC):
 
     uses_means: bool = False
     state_powers: ClassVar[dict[str, int]] = {}
+    # names of the numbers in the compiled form, and what it is the compiled form of
+    _formed: ClassVar[tuple[set[str], dict[str, object]]] = (set(), {})
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # a subclass may train differently, and must say itself what its compiled form is
-        cls.compiled = cls.__dict__.get("compiled", Rule.compiled)
+        if "compiled" in vars(cls):
+            names = {name for base in cls.__mro__ for name in vars(base) if _matters(name)}
+            numbers = set(inspect.signature(cls.__init__).parameters) - {"self"}
+            cls._formed = numbers, {name: of_class(cls, name) for name in names - numbers}
 
     @abc.abstractmethod
     def init(self, heads: Heads) -> State:
@@ -148,10 +177,48 @@ class Rule(abc.ABC):
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
         """The same step for the loops in `rules.compiled`; None if it has none.
 
+        A subclass has the compiled form of its parent as long as it overrides none of what that
+        form stands for; see `compiled_form`, which is how to ask for it.
+
         per_token : float
             What the loops' sums over contexts and tokens are multiplied with to give g.
         """
         return None
+
+
+def _matters(name: str) -> bool:
+    """Whether a name of a class can have a part in how its rule trains."""
+    if name.startswith("__"):
+        return name in ("__getattribute__", "__getattr__")  # what fields are read by
+    return name not in ("notes", "_formed", "_abc_impl")
+
+
+def compiled_form(rule: Rule, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
+    """`rule.compiled` where that is still the form of this rule, else None."""
+    return rule.compiled(heads, step, per_token) if _keeps_form(rule) else None
+
+
+def _keeps_form(rule: Rule) -> bool:
+    """Whether all that the compiled form stands for is as it was in the class that gave it."""
+    kind = type(rule)
+    numbers, code = kind._formed
+    return (
+        code.keys().isdisjoint(vars(rule))
+        and all(of_class(kind, name) is value for name, value in code.items())
+        and not any(hasattr(of_class(kind, name), "__get__") for name in numbers)
+    )
+
+
+def is_built_in(rule: Rule) -> bool:
+    """Whether it trains as a rule of ipslimit does, whatever its class adds."""
+    owner = next(base for base in type(rule).__mro__ if "compiled" in vars(base))
+    return (
+        owner is not Rule
+        and owner.__module__.startswith(f"{__package__}.")
+        and _keeps_form(rule)
+        and all(hasattr(rule, name) for name in owner._formed[0])
+        and all(is_built_in(value) for _, value in fields(rule) if isinstance(value, Rule))
+    )
 
 
 def input_means(x: torch.Tensor, outputs: torch.Tensor, per_token: float) -> torch.Tensor:

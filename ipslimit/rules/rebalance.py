@@ -7,7 +7,7 @@ import torch
 from ..checks import require_int, require_real, shown
 from ..heads import Heads, Layout
 from ..symmetry import balancing_factors, pair_scale
-from .base import CompiledRule, Rule, State
+from .base import CompiledRule, Rule, State, compiled_form
 from .sbo import rescaled_means
 
 
@@ -59,7 +59,10 @@ class Rebalance(Rule):
         self.rule = rule
         self.every = require_int("every", every)
         self.damping = require_real("damping", damping, 0.0, 1.0, include_low=False)
-        self.uses_means = rule.uses_means
+
+    @property
+    def uses_means(self) -> bool:
+        return self.rule.uses_means
 
     def init(self, heads: Heads) -> State:
         state = self.rule.init(heads)
@@ -85,7 +88,7 @@ class Rebalance(Rule):
         return heads, inner | {"skipped": skipped}
 
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
-        inner = self.rule.compiled(heads, step, per_token)
+        inner = compiled_form(self.rule, heads, step, per_token)
         if inner is None:
             return None
         damping = self.damping if self._due(step) else 0.0
@@ -108,6 +111,3 @@ class Rebalance(Rule):
 
     def _due(self, step: int) -> bool:
         return (step - 1) % self.every == 0
-
-    def __repr__(self) -> str:
-        return f"Rebalance({self.rule!r}, every={self.every}, damping={self.damping:g})"

@@ -132,14 +132,6 @@ class SBOAdamW(AdamW):
         decayed[..., first:, :] = heads.packed[..., first:, :]
         return decayed
 
-    def __repr__(self) -> str:
-        centre = f"centre={self.centre!r}"
-        if self.centre == "ema":
-            centre += f", centre_decay={self.centre_decay:g}"
-        if self.transport:
-            centre += ", transport=True"
-        return super().__repr__().removesuffix(")") + f", {centre})"
-
 
 def rescaled_means(layout: Layout, means: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Mean inputs (..., d + m, H) after theta <- scale theta: attention outputs scale as V does."""

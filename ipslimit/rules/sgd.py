@@ -55,8 +55,3 @@ class SGD(Rule):
                 "gradient, which scales like its inverse; set weight_decay=0, or use AdamW"
             )
         return None
-
-    def __repr__(self) -> str:
-        return (
-            f"SGD(lr={self.lr:g}, momentum={self.momentum:g}, weight_decay={self.weight_decay:g})"
-        )

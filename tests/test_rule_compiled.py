@@ -1,0 +1,135 @@
+"""Which rules have a compiled form: those that train as the rule it was written for."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from builders import (
+    assert_to_rounding,
+    random_heads,
+    small_atoms,
+    small_problem,
+    with_attributes,
+)
+
+from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, SBOAdamW, train_particles
+from ipslimit.layers import Sweep, make_sweep
+from ipslimit.layers.compiled import CompiledSweep
+from ipslimit.rules.base import is_built_in
+
+
+class Documented(AdamW):
+    """Only says more."""
+
+    purpose = "to be kept"
+
+    def __init__(self, half):
+        super().__init__(2 * half, eps=0.01)
+
+    def __repr__(self):
+        return "Documented"
+
+    def notes(self, state):
+        return [f"{len(state)} moments"]
+
+    @property
+    def half(self):
+        return self.lr / 2
+
+
+@dataclasses.dataclass
+class Declared(AdamW):
+    lr: float = 0.1
+    betas: tuple = (0.9, 0.999)
+    eps: float = 0.01
+    weight_decay: float = 0.0
+
+
+class Deeper(Documented):
+    pass
+
+
+class Double:
+    """A helper of `update`, from a class that is no rule."""
+
+    def _second_moment(self, layout, g):
+        return 4 * g.square()
+
+
+class Reader(AdamW):
+    def __getattribute__(self, name):
+        return 0.5 if name == "lr" else super().__getattribute__(name)
+
+
+class Property(SGD):
+    lr = property(lambda self: self.rate, lambda self, value: vars(self).update(rate=2 * value))
+
+
+def chosen(rule, biases=("bq", "bk", "bv", "bo")):
+    heads = random_heads((4, 2), H=5, biases=biases)
+    return type(make_sweep(heads, False, 0.25, {}, rule, 3, 4))
+
+
+KEPT = [
+    (Documented(0.01), AdamW(0.02, eps=0.01)),
+    (Deeper(0.01), AdamW(0.02, eps=0.01)),
+    (Declared(), AdamW(0.1, eps=0.01, weight_decay=0.0)),
+    (type("Own", (SBOAdamW,), {})(0.02), SBOAdamW(0.02)),
+    (type("Own", (BlockAdamW,), {"more": len})(0.02, mean=True), BlockAdamW(0.02, mean=True)),
+    (Rebalance(Documented(0.01), every=2), Rebalance(AdamW(0.02, eps=0.01), every=2)),
+    (type("Own", (Rebalance,), {})(SGD(0.1), every=2), Rebalance(SGD(0.1), every=2)),
+]
+
+
+@pytest.mark.parametrize("own, ours", KEPT, ids=lambda rule: type(rule).__name__)
+def test_a_subclass_that_overrides_nothing_that_matters_stays_compiled_to_the_bit(own, ours):
+    assert chosen(own) is CompiledSweep and is_built_in(own)
+    problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
+    runs = [train_particles(problem, rule, 3, 4, 3, 2, device="cpu") for rule in (own, ours)]
+    assert torch.equal(runs[0].heads[3].packed, runs[1].heads[3].packed)
+    assert torch.equal(runs[0].x[3], runs[1].x[3])
+
+
+def halved(self, heads, state, gradient, step):
+    return SGD.update(self, heads, state, gradient.with_packed(gradient.packed / 2), step)
+
+
+LOST = [
+    type("Own", (SGD,), {"update": halved})(0.1),
+    type("Later", (type("Own", (SGD,), {"update": halved}),), {})(0.1),
+    type("Own", (AdamW,), {"_second_moment": Double._second_moment})(0.1),
+    type("Own", (Double, AdamW), {})(0.1),
+    type("Own", (AdamW,), {"_decayed": lambda self, heads: heads.packed})(0.1, weight_decay=0.5),
+    type("Own", (AdamW,), {"init": lambda self, heads: {
+        "m": torch.ones_like(heads.packed), "v": torch.ones_like(heads.packed)}})(0.1),
+    type("Own", (SBOAdamW,), {"keeps_centre": True})(0.1),
+    with_attributes(SGD(0.1), update=functools.partial(halved, SGD(0.1))),
+    Rebalance(with_attributes(SGD(0.1), update=functools.partial(halved, SGD(0.1)))),
+    Reader(0.1),
+    Property(0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", LOST, ids=lambda rule: type(rule).__name__)
+def test_a_rule_that_overrides_what_matters_gives_its_own_answers(rule, monkeypatch):
+    assert chosen(rule) is Sweep and not is_built_in(rule)
+    problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
+    run = train_particles(problem, rule, 3, 4, 2, 2, device="cpu")
+    monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
+    eager = train_particles(problem, rule, 3, 4, 2, 2, device="cpu")
+    assert_to_rounding(run.heads[2].packed, eager.heads[2].packed, 1e4)
+
+
+def test_a_class_of_ours_that_is_patched_is_no_longer_what_was_compiled(monkeypatch):
+    class Later(SGD):
+        pass
+
+    rules = SGD(0.1), Later(0.1), Rebalance(SGD(0.1))
+    assert all(chosen(rule) is CompiledSweep for rule in rules)
+    with monkeypatch.context() as patch:
+        patch.setattr(Later, "update", halved)
+        assert [chosen(rule) for rule in rules] == [CompiledSweep, Sweep, CompiledSweep]
+    update = SGD.update
+    monkeypatch.setattr(SGD, "update", lambda *arguments: update(*arguments))
+    assert all(chosen(rule) is Sweep for rule in rules)
