@@ -6,8 +6,10 @@ once in a tiny size.
 
 import csv
 import dataclasses
+import itertools
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from experiments.cli import main
 from experiments.provenance import provenance
+from experiments.store import write_cell
 from experiments.studies import scaling, uniform
 from experiments.studies.command import STUDIES
 from experiments.studies.fair import FairSetting
@@ -152,6 +155,21 @@ def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, nam
     monkeypatch.setattr(module, "train_particles", original)
     small(name, tmp_path).find(progress=False)
     assert done < {path.name for path in (tmp_path / "cells").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "name, cells", [("scaling", "spread-*"), ("uniform", "uniform-*"), ("epsilon", "control-*")]
+)
+def test_cells_of_another_form_are_reported_and_computed_again(folders, tmp_path, name, cells):
+    """Though their checksum fits."""
+    shutil.copytree(folders[name], tmp_path, dirs_exist_ok=True)
+    before = {path: path.read_bytes() for path in (tmp_path / "cells").glob(cells)}
+    hostile = [{}, [], {"rows": 5}, None, 1.5]
+    for path, content in zip(before, itertools.cycle(hostile)):
+        write_cell(path, content)
+    finding = small(name, tmp_path).find(progress=False)
+    assert sum("does not hold a result" in note for note in finding.notes) == len(before) > 2
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_cells_of_another_setting_are_not_taken(folders, tmp_path):
