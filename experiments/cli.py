@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import tyro
 
+from ipslimit.attention.dispatch import wanted_path
 from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
 
 from .backbone.command import BackboneCommand
@@ -132,6 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
     command = _parsed(arguments)
     try:
+        wanted_path()  # the environment's settings are arguments too
         command.check()
     except (ValueError, TypeError) as error:
         _leave(2, error)

@@ -23,6 +23,7 @@ from .provenance import provenance
 from .store import prepare_folder, write_csv, write_figure, write_json
 from .study import RULES, Flat, Setting, StudyError
 from .sweep import finite
+from .together import write_together
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
@@ -303,18 +304,19 @@ def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
 def write_comparison(
     comparisons: list[Comparison], pair: Pair, out: str | os.PathLike, device: object = "auto"
 ) -> None:
-    """config.json, paths.csv, errors.csv, compare.png and compare.pdf into the folder `out`.
+    """config.json, paths.csv, errors.csv, compare.png, compare.pdf, and their compare.sha256.
 
     `pair` is what was compared, on `device`.
     """
     folder = prepare_folder(out)
     limits = [comparison.limit_summary() for comparison in comparisons]
     config = {"pair": dataclasses.asdict(pair), "limits": finite(limits)}
-    write_json(folder / "config.json", provenance(device) | config)
     paths, errors = (
         [row for comparison in comparisons for row in rows(comparison)]
         for rows in (Comparison.path_rows, Comparison.error_rows)
     )
-    write_csv(folder / "paths.csv", paths, PATH_COLUMNS)
-    write_csv(folder / "errors.csv", errors, ERROR_COLUMNS)
-    write_figure(folder / "compare", comparison_figure(comparisons))
+    with write_together(folder, "compare") as staged:
+        write_json(staged / "config.json", provenance(device) | config)
+        write_csv(staged / "paths.csv", paths, PATH_COLUMNS)
+        write_csv(staged / "errors.csv", errors, ERROR_COLUMNS)
+        write_figure(staged / "compare", comparison_figure(comparisons))

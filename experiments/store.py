@@ -1,4 +1,8 @@
-"""Result files that survive a killed run: written once, under a temporary name, then renamed."""
+"""Result files that survive a killed run: written once, under a temporary name, then renamed.
+
+What is read back is verified: cells one by one, here; the results of a command as one set behind
+one file of checksums, in `together`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 # Raised whenever what a cell holds, or how its numbers come about, changes: cells that an older
 # version left in a folder must not be taken for this one's.
@@ -51,7 +56,8 @@ def replacing(path: Path, mode: str = "w") -> Iterator:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with os.fdopen(handle, mode, **({} if "b" in mode else {"newline": ""})) as file:
+            text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+            with os.fdopen(handle, mode, **text) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -62,10 +68,15 @@ def replacing(path: Path, mode: str = "w") -> Iterator:
                 os.unlink(name)
             raise
     except OSError as error:
-        raise CannotWrite(
-            f"{path} cannot be written ({error.strerror or error}); what is finished is kept. Free "
-            "space or choose another --out, and run the same command again to resume."
-        ) from error
+        cannot_write(path, error)
+
+
+def cannot_write(path: Path, error: OSError) -> NoReturn:
+    """Raise CannotWrite for a path and what the system says of it."""
+    raise CannotWrite(
+        f"{path} cannot be written ({error.strerror or error}); what is finished is kept. Free "
+        "space or choose another --out, and run the same command again to resume."
+    ) from error
 
 
 def write_json(path: Path, value: object) -> None:
@@ -161,19 +172,26 @@ def read_blob(path: Path, end: bytes = b"") -> bytes | None:
     DamagedFile
         If the checksum does not fit the content.
     """
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe would never end
-            raise DamagedFile(f"{path.name} is no file")
-        content = path.read_bytes()
-    except FileNotFoundError:
+    content = read_content(path)
+    if content is None:
         return None
-    except OSError as error:
-        raise DamagedFile(f"{path.name} cannot be read ({error.strerror or error})") from None
     checksum, _, content = content.partition(b"\n")
     content = content.removesuffix(end)
     if checksum.decode("ascii", "replace") != _checksum(path, content):
         raise DamagedFile(f"{path.name} is truncated or altered (its checksum does not fit)")
     return content
+
+
+def read_content(path: Path) -> bytes | None:
+    """What the file holds, whatever it is; None if there is none."""
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would never end
+            raise DamagedFile(f"{path.name} is no file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedFile(f"{path.name} cannot be read ({error.strerror or error})") from None
 
 
 class Cells:

@@ -25,6 +25,7 @@ from .memory import SHARE, available, seeds_that_fit
 from .provenance import provenance
 from .store import NUMBER, Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from .study import Study, StudyError
+from .together import write_together
 
 # Of a sampled law's nodes: the one that errors are measured from, and three others.
 SCRAMBLINGS = 4
@@ -308,7 +309,7 @@ def _limit_errors(run: LimitRun, probes: bool, depths: Sequence[int]) -> list[li
 
 
 def write_results(result: SweepResult, study: Study, folder: Path, device: object = "auto") -> None:
-    """config.json, results.csv, weak.csv, rates.json, rates.png and rates.pdf of a sweep.
+    """config.json, results.csv, weak.csv, rates.json, rates.png, rates.pdf, and their rates.sha256.
 
     `device` computed the numbers. `Study.from_dict` gives the study back that config.json, and
     rates.json too, hold at "study".
@@ -316,11 +317,12 @@ def write_results(result: SweepResult, study: Study, folder: Path, device: objec
     from .plots import rates_figure  # matplotlib is slow to import; a killed sweep never needs it
 
     made = provenance(device) | {"study": study.as_dict()}
-    write_json(folder / "config.json", made)
-    write_csv(folder / "results.csv", map(_whole_heads, result.rows), COLUMNS)
-    write_csv(folder / "weak.csv", map(_whole_heads, result.weak), WEAK_COLUMNS)
-    write_json(folder / "rates.json", made | finite(result.as_dict()))
-    write_figure(folder / "rates", rates_figure(result, study))
+    with write_together(folder, "rates") as staged:
+        write_json(staged / "config.json", made)
+        write_csv(staged / "results.csv", map(_whole_heads, result.rows), COLUMNS)
+        write_csv(staged / "weak.csv", map(_whole_heads, result.weak), WEAK_COLUMNS)
+        write_json(staged / "rates.json", made | finite(result.as_dict()))
+        write_figure(staged / "rates", rates_figure(result, study))
 
 
 def _whole_heads(row: dict) -> dict:

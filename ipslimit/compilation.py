@@ -1,31 +1,47 @@
-"""Compiled entry points, kept on disk between processes."""
+"""Compiled entry points, kept on disk between processes and verified before they are used."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
+import inspect
+import logging
+import os
+import threading
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
+import llvmlite
+import numba
+import numpy
 from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps, loads
 
 KERNEL_SOURCES = tuple(
     Path(__file__).with_name("attention") / name
     for name in ("lanes.py", "tiles.py", "blocks.py", "loops.py")
 )
+# No kept function comes near: a file of this size is no file of ours.
+MOST_BYTES = 2**28
+# Seconds after which a file that was being written is what a killed process left.
+ABANDONED = 3600.0
+
+_log = logging.getLogger("ipslimit")
+_warned = threading.Event()
 
 
 def compiled_entry(*sources: str | Path) -> Callable:
     """Decorator: compile without the GIL, keep the result, and never use a wrong one.
 
     numba recompiles a kept function when its own file has changed, but not when a file it calls
-    into has: an edit of the kernel would leave every sweep built on it with the old one. And it
-    picks a name for the kept code, announces it, and writes it, in three steps: two processes that
-    compile at once, for two dtypes, could each be left with the other's code. So the contents of
-    all sources are part of what a kept function is known by, and one process at a time reads or
-    writes.
+    into has: an edit of the kernel would leave every sweep built on it with the old one. So the
+    contents of all sources are part of what a kept function is known by. And numba trusts what it
+    finds: one flipped bit makes a subtraction of an addition, and a cut file ends every later
+    process. So what is kept is read back behind a checksum (see `KeptFiles`). Whatever is wrong
+    with it, or with the folder, the function is compiled afresh, and one line a process says so.
 
     Parameters
     ----------
@@ -36,34 +52,167 @@ def compiled_entry(*sources: str | Path) -> Callable:
     -----
     The result is kept beside the source file, or in the user's cache folder where that is
     read-only (NUMBA_CACHE_DIR overrides both); where no folder can be written, it is compiled in
-    every process.
+    every process. Under NUMBA_DISABLE_JIT the function is returned as it is.
     """
-    digest = hashlib.sha256()
-    for source in (*KERNEL_SOURCES, *map(Path, sources)):
-        digest.update(source.read_bytes())
 
     def decorate(function):
+        if numba.config.DISABLE_JIT:
+            return function
+        compiled = njit(nogil=True)(function)
+        files = (inspect.getfile(function), *KERNEL_SOURCES, *sources)
+        contents = [Path(file).read_bytes() for file in files]
         try:
-            compiled = njit(nogil=True, cache=True)(function)
-        except RuntimeError:  # no folder to keep it in
-            return njit(nogil=True)(function)
-        cache = compiled._cache
-        cache._cache_file._source_stamp = (cache._cache_file._source_stamp, digest.hexdigest())
-        lock = FileLock(Path(cache.cache_path) / "ipslimit.lock")
-        for name in ("load_overload", "save_overload"):
-            setattr(cache, name, _locked(lock, getattr(cache, name)))
+            compiled._cache = KeptCode(function, contents)
+        except (RuntimeError, OSError):
+            _warn_once(
+                "no folder can be written to keep compiled code in, so every process compiles "
+                "anew. Set NUMBA_CACHE_DIR to one that can."
+            )
         return compiled
 
     return decorate
 
 
-def _locked(lock: FileLock, method: Callable) -> Callable:
-    @functools.wraps(method)
-    def locked(*arguments):
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # a folder that is gone: numba says so itself
-                Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(lock)
-            return method(*arguments)
+class KeptCode(FunctionCache):
+    """numba's cache of one function, in verified files; a failure is a warning.
 
-    return locked
+    Parameters
+    ----------
+    function : the Python function
+    sources : contents of all files that it is compiled from
+
+    Raises
+    ------
+    RuntimeError
+        If there is no folder that can be written.
+    """
+
+    def __init__(self, function: Callable, sources: list[bytes]):
+        super().__init__(function)
+        digest = hashlib.sha256()
+        for source in sources:
+            digest.update(hashlib.sha256(source).digest())
+        # other versions of these read and make other code
+        versions = numba.__version__, llvmlite.__version__, numpy.__version__
+        stamp = (digest.hexdigest(), *versions)
+        self._cache_file = KeptFiles(Path(self.cache_path), self._impl.filename_base, stamp)
+        wanted = numba.config.CACHE_DIR
+        if wanted and Path(wanted) not in Path(self.cache_path).parents:
+            _warn_once(
+                f"NUMBA_CACHE_DIR must be a folder that can be written; got {wanted!r}. Compiled "
+                f"code is kept in {self.cache_path} instead."
+            )
+
+    def load_overload(self, sig, target_context):
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # whatever it is, compiling gives what is right
+            _warn_once(
+                f"compiled code kept in {self.cache_path} cannot be used ({_reason(error)}); it is "
+                "compiled afresh."
+            )
+            return None
+
+    def save_overload(self, sig, data) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:  # the code is there, for this process
+            _warn_once(
+                f"compiled code cannot be kept in {self.cache_path} ({_reason(error)}), so every "
+                "process compiles anew. Free space, or set NUMBA_CACHE_DIR to another folder."
+            )
+
+
+class KeptFiles:
+    """One file for each signature and kind of processor, behind a checksum.
+
+    A file begins with the checksum of its own name and all that follows, which is the identity of
+    the code and then the code. So nothing that is cut, altered or swapped is ever unpickled, let
+    alone run; what fits but has another identity is of other sources or versions, and is replaced.
+    Each file has a name that follows from what it holds, and is renamed to it when it is whole:
+    processes that compile at once need no lock. (numba's own cache keeps an index beside its
+    files, and announces a name in it before the file is there: two processes could each be left
+    with the other's code.)
+
+    This is against damage. Whoever can write into the folder can run code as its reader, as with
+    any compiled file.
+    """
+
+    def __init__(self, folder: Path, name: str, stamp: tuple[str, ...]):
+        self.folder, self.name, self.stamp = folder, name, stamp
+
+    def load(self, key: tuple) -> object | None:
+        """What was kept under this key; None if nothing was, or for other sources or versions.
+
+        Raises
+        ------
+        ValueError, OSError
+            If there is something that cannot be trusted.
+        """
+        path = self._path(key)
+        try:
+            if path.exists() and not path.is_file():  # reading a pipe would never end
+                raise ValueError(f"{path.name} is no file")
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"{path.name} is too large")
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        checksum, _, rest = content.partition(b"\n")
+        if checksum != _checksum(path, rest):
+            raise ValueError(f"{path.name} is truncated or altered: its checksum does not fit")
+        identity, _, code = rest.partition(b"\n")
+        return loads(code) if identity == self._identity(key) else None
+
+    def save(self, key: tuple, code: object) -> None:
+        """Keep the code under this key, in place of what was there."""
+        path = self._path(key)
+        self._forget_abandoned(path)
+        rest = self._identity(key) + b"\n" + dumps(code)
+        # not by mkstemp, whose files are private: users may share the folder
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.tmp")
+        try:
+            unfinished.write_bytes(_checksum(path, rest) + b"\n" + rest)
+            os.replace(unfinished, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+
+    def flush(self) -> None:
+        """Forget all that is kept of this function."""
+        for path in self.folder.glob(f"{self.name}.*.kept"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, key: tuple) -> Path:
+        return self.folder / f"{self.name}.{_digest(key)[:16]}.kept"
+
+    def _identity(self, key: tuple) -> bytes:
+        return _digest((self.stamp, key)).encode()
+
+    def _forget_abandoned(self, path: Path) -> None:
+        for unfinished in self.folder.glob(f"{path.name}.*.tmp"):
+            with contextlib.suppress(OSError):  # gone, or another user's
+                if time.time() - unfinished.stat().st_mtime > ABANDONED:
+                    unfinished.unlink()
+
+
+def _digest(key: tuple) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()
+
+
+def _checksum(path: Path, content: bytes) -> bytes:
+    # with the name: one function's code under another's name is damage too
+    return hashlib.sha256(path.name.encode() + b"\n" + content).hexdigest().encode()
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def _warn_once(text: str) -> None:
+    """One line a process, not one for every function and dtype."""
+    if not _warned.is_set():
+        _warned.set()
+        _log.warning(text)

@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
+import numba
 import pytest
+
+from experiments.cli import main
 
 CHECK = """
 import sys
@@ -100,3 +103,50 @@ def test_entries_kept_by_different_processes_work_together(tmp_path):
     }  # fmt: skip
     for names in (["march"], ["kernel"], ["kernel", "march"], ["march", "kernel"]):
         subprocess.run([sys.executable, "-c", ENTRIES, *names], env=environment, check=True)
+
+
+WITHOUT_COMPILER = """
+import hashlib
+import torch
+from experiments.study import Setting
+from ipslimit import train_particles
+from solvers import solve_limit
+setting = Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=8, steps=2)
+problem, rule = setting.make_problem(), setting.make_rule()
+run = train_particles(problem, rule, depth=4, heads=8, steps=2, seeds=2)
+limit = solve_limit(problem, rule, steps=2, tol=1e-2)
+print(run.x[2].numpy().tobytes().hex(), limit.loss.numpy().tobytes().hex())
+"""
+
+
+def test_without_numbas_compiler_the_eager_path_computes_and_one_line_says_so():
+    found = []
+    for variables in ({"NUMBA_DISABLE_JIT": "1"}, {"IPSLIMIT_KERNEL": "eager"}):
+        environment = {k: v for k, v in os.environ.items() if k != "IPSLIMIT_KERNEL"} | variables
+        found.append(subprocess.run(
+            [sys.executable, "-c", WITHOUT_COMPILER], env=environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, check=True,
+        ))  # fmt: skip
+    without, eager = found
+    assert without.stdout == eager.stdout and len(eager.stdout) > 100
+    (line,) = without.stderr.splitlines()
+    assert "NUMBA_DISABLE_JIT is set" in line and "eager path" in line
+    assert eager.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "kernel, words",
+    [
+        ("fused", "IPSLIMIT_KERNEL=fused needs numba to compile, which NUMBA_DISABLE_JIT forbids"),
+        ("fast", "IPSLIMIT_KERNEL must be eager, fused or auto; got 'fast'"),
+    ],
+)
+def test_variables_that_cannot_be_followed_are_one_line_and_status_2(
+    tmp_path, monkeypatch, capsys, kernel, words
+):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    monkeypatch.setenv("IPSLIMIT_KERNEL", kernel)
+    with pytest.raises(SystemExit) as stopped:
+        main(["sweep", "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and words in said and said.count("\n") == 1

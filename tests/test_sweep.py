@@ -51,7 +51,8 @@ def test_all_results_are_written(finished):
     _, folder = finished
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "cells", "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf"
+        "cells", "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf",
+        "rates.sha256", ".rates",
     }  # fmt: skip
     assert len(list((folder / "cells").glob("*.json"))) == 3 * (3 + 1) + 1  # H = inf, limit
     assert matplotlib.image.imread(folder / "rates.png").std() > 0.05  # not blank
@@ -94,7 +95,8 @@ def test_equal_studies_give_equal_files(finished, tmp_path):
     _, folder = finished
     write_results(Sweep(SMALL, tmp_path, "cpu").run(progress=False), SMALL, tmp_path)
     for name in (
-        "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf"
+        "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf",
+        "rates.sha256",
     ):  # fmt: skip
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
@@ -303,7 +305,10 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "limit: converged" in printed and "step 2 p: rms error" in printed
     names = {path.name for path in (tmp_path / "compare").iterdir()}
-    assert names == {"config.json", "compare.png", "compare.pdf", "errors.csv", "paths.csv"}
+    assert names == {
+        "config.json", "compare.png", "compare.pdf", "errors.csv", "paths.csv", "compare.sha256",
+        ".compare",
+    }  # fmt: skip
     assert "quadrature" not in printed  # with atoms there is none
 
 

@@ -15,6 +15,7 @@ from ..provenance import provenance
 from ..store import Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
+from ..together import write_together
 from .result import COLUMNS, GaugeResult
 from .study import FORM, TREATMENTS, GaugeStudy, measure, train
 
@@ -90,11 +91,12 @@ class GaugeCommand:
 
         study = dataclasses.asdict(self.study)
         rows = result.rows()
-        write_json(self.out / "config.json", provenance(self.device) | {"study": study})
-        write_csv(self.out / "gauge.csv", rows, COLUMNS)
         numbers = {"rows": rows, "notes": result.notes(), "limit_error": result.limit_error}
-        write_json(self.out / "gauge.json", finite(numbers))
-        write_figure(self.out / "gauge", gauge_figure(result))
+        with write_together(self.out, "gauge") as staged:
+            write_json(staged / "config.json", provenance(self.device) | {"study": study})
+            write_csv(staged / "gauge.csv", rows, COLUMNS)
+            write_json(staged / "gauge.json", finite(numbers))
+            write_figure(staged / "gauge", gauge_figure(result))
 
 
 def _numbers(value):

@@ -13,6 +13,7 @@ from ..provenance import provenance
 from ..store import prepare_folder, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
+from ..together import write_together
 from .arms import BY_NAME
 from .cells import Cells
 from .model import make_decoder
@@ -67,10 +68,11 @@ class RebalanceCommand:
         config = provenance("cpu") | {"study": self.study.as_dict()}
         source = {"text": cells.text.source, "train_tokens": len(cells.tokens.train)}
         source |= {"held_out_tokens": len(cells.tokens.held_out), "parameters": parameters}
-        write_json(self.out / "config.json", config | {"source": source})
-        write_json(self.out / "rebalance.json", finite(report.as_dict()))
-        write_csv(self.out / "perplexities.csv", _rows(report), COLUMNS)
-        write_figure(self.out / "rebalance", rebalance_figure(report))
+        with write_together(self.out, "rebalance") as staged:
+            write_json(staged / "config.json", config | {"source": source})
+            write_json(staged / "rebalance.json", finite(report.as_dict()))
+            write_csv(staged / "perplexities.csv", _rows(report), COLUMNS)
+            write_figure(staged / "rebalance", rebalance_figure(report))
 
 
 def _rows(report: Report) -> list[dict]:

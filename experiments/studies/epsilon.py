@@ -14,7 +14,7 @@ from ipslimit.rates import Trend, fit_trend
 from solvers import solve_limit
 
 from ..plots import NAMES, SMALL, caption, look
-from ..store import Cells, write_cell
+from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult, progress_bar
 from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
@@ -38,6 +38,9 @@ CONTROL = (
 )
 LARGE = 10.0  # from here on eps outweighs the gradient, and the trend is fitted
 NEVER = 1e30  # with such an eps Adam only decays the weights
+# What the cells of the control hold, for reading them back.
+CONTROL_FORM = {"L": int, "H": int, "scaled": [NUMBER], "raw": [NUMBER], "decayed": [NUMBER]}
+CONTROL_LIMIT_FORM = {"scaled": NUMBER, "decayed": NUMBER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +142,8 @@ class Epsilon(ClauseStudy):
         sizes = [(L, max(1, round(size / (self.raw_eps * L)))) for L, size in CONTROL]
         paths = [cells.path(f"control-L{L}-H{H}", *key) for L, H in sizes]
         limit_path = cells.path("control-limit", *key, self.tol)
-        done = [cells.read(path) for path in paths]
-        limit = cells.read(limit_path)
+        done = [cells.read(path, CONTROL_FORM) for path in paths]
+        limit = cells.read(limit_path, CONTROL_LIMIT_FORM)
         weight = [L if found is None else 0 for (L, _), found in zip(sizes, done, strict=True)]
         with progress_bar(sum(weight) or 1, 0, f"{self.NAME}, control", progress) as bar:
             if limit is None:

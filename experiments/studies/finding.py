@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,10 +12,20 @@ from matplotlib.figure import Figure
 from ipslimit.rates import RateFit, Trend
 
 from ..provenance import provenance
-from ..store import write_csv, write_figure, write_json
+from ..store import DamagedFile, require_form, write_csv, write_figure, write_json
 from ..sweep import finite
+from ..together import read_json, read_together, write_together
 
 FILE = "finding.json"
+# What the page shows of a finding, for reading it back.
+FORM = {
+    **dict.fromkeys(("study", "title", "design", "theory", "sentence"), str),
+    "notes": [str], "settings": dict, "versions": dict,
+    "measured": [dict.fromkeys(("what", "theory", "text", "kind"), str)],
+    "tables": [{"title": str, "columns": [str], "rows": [dict]}],
+    "pictures": [{"file": str, "caption": str}],
+}  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +122,46 @@ def counted_steps(count: int) -> str:
 
 
 def write_finding(finding: Finding, folder: Path, device: object = "auto") -> None:
-    """finding.json, a CSV per table, a PNG and a PDF per figure; `device` computed the numbers."""
-    for table in finding.tables:
-        write_csv(folder / f"{table.name}.csv", table.rows, table.columns)
-    for picture in finding.pictures:
-        write_figure(folder / picture.name, picture.figure)
-    # last, so that it never names a file that is not there
-    write_json(folder / FILE, finite(as_dict(finding) | provenance(device)))
+    """finding.json, a CSV per table, a PNG and a PDF per figure, and finding.sha256 of them all.
+
+    `device` computed the numbers.
+    """
+    with write_together(folder, "finding") as staged:
+        for table in finding.tables:
+            write_csv(staged / f"{table.name}.csv", table.rows, table.columns)
+        for picture in finding.pictures:
+            write_figure(staged / picture.name, picture.figure)
+        write_json(staged / FILE, finite(as_dict(finding) | provenance(device)))
+
+
+def read_finding(folder: Path) -> dict:
+    """What `write_finding` wrote: finding.json, with the "content" of every picture.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or any of its files is not what was written, or it has another form.
+    """
+    remedy = "Run the study again; finished cells are kept."
+    try:
+        files = read_together(folder, "finding")
+        if FILE not in files:
+            raise DamagedFile(f"finding.sha256 does not name {FILE}")
+        finding = read_json(files[FILE])
+        require_form(finding, FORM, FILE)
+        for picture in finding["pictures"]:
+            content = files.get(picture["file"], b"")
+            if not content.startswith(PNG):
+                raise ValueError(f"{picture['file']!r} is no picture that finding.sha256 names")
+            picture["content"] = content
+    except ValueError as error:
+        reason = str(error)
+        if not os.path.exists(folder / FILE):
+            reason, remedy = f"it has no {FILE}", f"Run `ipslimit study NAME --out {folder}`."
+        raise ValueError(
+            f"folders must hold finished studies; {str(folder)!r} does not: {reason}. {remedy}"
+        ) from None
+    return finding
 
 
 def as_dict(finding: Finding) -> dict:

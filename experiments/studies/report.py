@@ -11,7 +11,8 @@ from pathlib import Path
 import tyro
 
 from ..store import prepare_folder, replacing
-from .finding import FILE, Measured
+from ..study import StudyError
+from .finding import Measured, read_finding
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -54,48 +55,21 @@ class ReportCommand:
         prepare_folder(self.out.parent)
 
     def run(self) -> None:
-        text = report([(Path(folder), read_finding(folder)) for folder in self.folders])
+        try:
+            findings = [read_finding(folder) for folder in self.folders]
+        except ValueError as error:  # since they were checked
+            raise StudyError(str(error)) from None
+        text = report(findings)
         with replacing(self.out) as file:
             file.write(text)
         print(f"written: {self.out} ({len(self.folders)} studies, {len(text) / 1e6:.1f} MB)")
 
 
-def read_finding(folder: Path) -> dict:
-    """The finding of a study's folder.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or its file is damaged.
-    """
-    path = Path(folder) / FILE
-    try:
-        finding = json.loads(path.read_text())
-        pictures = [Path(folder) / picture["file"] for picture in finding["pictures"]]
-    except FileNotFoundError:
-        raise ValueError(
-            f"folders must hold finished studies; {str(folder)!r} has no {FILE}. Run `ipslimit "
-            f"study NAME --out {folder}`."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"folders must hold finished studies; {str(path)!r} cannot be read ({error}). Run the "
-            "study again."
-        ) from None
-    missing = [picture.name for picture in pictures if not picture.is_file()]
-    if missing:
-        raise ValueError(
-            f"folders must hold finished studies; {str(folder)!r} lacks {', '.join(missing)}. Run "
-            "the study again."
-        )
-    return finding
-
-
-def report(findings: list[tuple[Path, dict]]) -> str:
+def report(findings: list[dict]) -> str:
     """The page, with its figures inside."""
-    named = [(_anchor(i, f), folder, f) for i, (folder, f) in enumerate(findings)]
-    sections = "\n".join(_section(*parts) for parts in named)
-    versions = sorted({f"{k} {v}" for _, f in findings for k, v in f["versions"].items()})
+    named = {_anchor(i, finding): finding for i, finding in enumerate(findings)}
+    sections = "\n".join(_section(*parts) for parts in named.items())
+    versions = sorted({f"{k} {v}" for f in findings for k, v in f["versions"].items()})
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -117,11 +91,11 @@ kind is named; every section states its settings. Made with {_text(", ".join(ver
 """
 
 
-def _overview(named: list[tuple[str, Path, dict]]) -> str:
+def _overview(named: dict[str, dict]) -> str:
     items = "\n".join(
         f'<li><a href="#{_text(anchor)}">{_text(finding["title"])}</a>. '
         f"{_text(finding['sentence'])}</li>"
-        for anchor, _, finding in named
+        for anchor, finding in named.items()
     )
     return f"<ol>\n{items}\n</ol>"
 
@@ -131,9 +105,9 @@ def _anchor(i: int, finding: dict) -> str:
     return f"{finding['study']}-{i + 1}"
 
 
-def _section(anchor: str, folder: Path, finding: dict) -> str:
+def _section(anchor: str, finding: dict) -> str:
     pictures = "\n".join(
-        f'<figure><img src="data:image/png;base64,{_encoded(folder / picture["file"])}" '
+        f'<figure><img src="data:image/png;base64,{_encoded(picture["content"])}" '
         f'alt="{_text(picture["caption"])}"><figcaption>{_text(picture["caption"])}</figcaption>'
         "</figure>"
         for picture in finding["pictures"]
@@ -182,5 +156,5 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _encoded(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()

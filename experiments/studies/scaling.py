@@ -15,6 +15,7 @@ from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.checks import require_real
 from ipslimit.rates import RateFits, fit_rates
 
+from ..cells import FORM as CELL
 from ..plots import COLOURS, MARKERS, SMALL, cells_of, legend_below, log_axes
 from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes
@@ -25,6 +26,8 @@ from .panels import label, legend, page, rms
 
 # Seeds trained at a time: their heads, not their states, are what takes memory.
 TOGETHER = 32
+# What a cell holds, for reading it back.
+FORM = {"rows": CELL["rows"], "diverged": int}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Scaling(ClauseStudy):
                   for heads in self.sizes.heads]  # fmt: skip
         key = (dataclasses.asdict(self.setting), self.sizes.seeds, self.root_seed)
         paths = {w: cells.path("spread-a{:g}-L{}-H{}".format(*w), *w, *key) for w in wanted}
-        done = {w: found for w in wanted if (found := cells.read(paths[w])) is not None}
+        done = {w: found for w in wanted if (found := cells.read(paths[w], FORM))}
         cost = {w: w[1] * w[2] for w in wanted}
         with progress_bar(
             sum(cost.values()), sum(cost[w] for w in done), self.NAME, progress

@@ -14,8 +14,9 @@ from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.rates import RateFits, fit_rates
 from solvers import LimitRun, solve_limit
 
+from ..cells import FORM as CELL
 from ..plots import BIAS, caption, cells_of, legend_below, log_axes, look, series, triangle
-from ..store import Cells, write_cell
+from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes, StudyError
 from ..sweep import progress_bar
 from .base import ClauseStudy
@@ -24,6 +25,11 @@ from .panels import dots, label, page
 from .worst import FrozenError, ascend, random_contexts
 
 SETS = ("training", "random", "worst of the mean", "mean of the worst")
+# What a cell holds, for reading it back.
+FORM = {
+    "rows": CELL["rows"], "floor": NUMBER, "diverged": int,
+    "ascent": [{"set": str, "gain": NUMBER, "gain of the last quarter": NUMBER}],
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Uniform(ClauseStudy):
         key = (dataclasses.asdict(self.setting), self.tol, self.sizes.seeds, self.root_seed,
                self.radius, self.random_contexts, self.starts, self.ascents)  # fmt: skip
         paths = {w: cells.path(f"uniform-L{w[0]}-H{w[1]}", *w, *key) for w in wanted}
-        done = {w: found for w in wanted if (found := cells.read(paths[w])) is not None}
+        done = {w: found for w in wanted if (found := cells.read(paths[w], FORM))}
         cost = {w: (w[0] + 64) * (1 if w[1] is None else self.sizes.seeds) for w in wanted}
         total = sum(cost.values())
         limit = None

@@ -17,6 +17,7 @@ from ..engines.local import processors, run_all
 from ..provenance import provenance
 from ..store import Cells, prepare_folder, write_cell, write_figure, write_json
 from ..sweep import finite
+from ..together import write_together
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -125,8 +126,9 @@ class TextCommand(abc.ABC):
         experiment, name = self.EXPERIMENT(setting, self.out), self.EXPERIMENT.NAME
         result = self.RESULT(setting, experiment.run(self.workers))
         content = provenance("cpu") | {"setting": dataclasses.asdict(setting)}
-        write_json(self.out / f"{name}.json", finite(content | result.as_dict()))
-        write_figure(self.out / name, self.figure(result))
+        with write_together(self.out, name) as staged:
+            write_json(staged / f"{name}.json", finite(content | result.as_dict()))
+            write_figure(staged / name, self.figure(result))
         for text in experiment.damaged:
             print(f"damaged result file: {text}")
         print(self.summary(result))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 
 import torch
@@ -16,9 +18,14 @@ LANES = 8
 CALLS = 5e5
 EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
 
+_log = logging.getLogger("ipslimit")
+
 
 def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
     """The path for these sizes; it depends on nothing else, so results do not either.
+
+    Where numba is told not to compile (NUMBA_DISABLE_JIT), there is only the eager path: the
+    vector type of the fused one does not exist in Python.
 
     Parameters
     ----------
@@ -35,13 +42,9 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
     ------
     ValueError
         If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused or auto, or
-        to fused for tensors that are not on the CPU.
+        to fused for tensors that are not on the CPU or where numba must not compile.
     """
-    wanted = os.environ.get(VARIABLE, "auto") or "auto"
-    if wanted not in ("auto", "eager", "fused"):
-        raise ValueError(
-            f"{VARIABLE} must be eager, fused or auto; got {wanted!r}. Unset it for the default."
-        )
+    wanted = wanted_path()
     on_cpu = torch.device(device).type == "cpu"
     if wanted == "fused" and not on_cpu:
         raise ValueError(f"{VARIABLE}=fused needs tensors on the CPU; got {device}. Use auto.")
@@ -54,4 +57,37 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
     blocks = -(-H // LANES)
     operations = B * blocks * N * (4 * m * d + N * (2 * m + 10))
     eager = CALLS + EAGER_COST[dtype] * operations * H / (LANES * blocks)
-    return "fused" if operations <= eager else "eager"
+    return "fused" if operations <= eager and _compiles() else "eager"
+
+
+def wanted_path() -> str:
+    """What IPSLIMIT_KERNEL asks for, "auto" by default; see `choose` for what it raises."""
+    wanted = os.environ.get(VARIABLE, "auto") or "auto"
+    if wanted not in ("auto", "eager", "fused"):
+        raise ValueError(
+            f"{VARIABLE} must be eager, fused or auto; got {wanted!r}. Unset it for the default."
+        )
+    if wanted == "fused" and _compiler_is_off():
+        raise ValueError(
+            f"{VARIABLE}=fused needs numba to compile, which NUMBA_DISABLE_JIT forbids. Unset one "
+            "of them."
+        )
+    return wanted
+
+
+def _compiler_is_off() -> bool:
+    import numba  # takes a second, but is what computes next
+
+    return bool(numba.config.DISABLE_JIT)
+
+
+@functools.cache
+def _compiles() -> bool:
+    """Whether numba compiles; if not, says so once."""
+    if _compiler_is_off():
+        _log.warning(
+            "NUMBA_DISABLE_JIT is set: nothing is compiled, all is computed by the eager path, "
+            "which can be many times slower"
+        )
+        return False
+    return True

@@ -165,7 +165,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def _compile(function, dtype: torch.dtype, work) -> None:
     """Compile for one dtype by running no task; tell the user if it takes over a second."""
-    message = "compiling the attention kernel for %s (once: it is kept in a cache)"
+    message = "compiling the attention kernel for %s (once, where it can be kept)"
     timer = threading.Timer(ANNOUNCE_AFTER, _log.warning, (message, dtype))
     timer.daemon = True
     timer.start()
