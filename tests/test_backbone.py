@@ -27,8 +27,8 @@ from experiments.boundary.setting import Architecture
 from experiments.cli import main
 from experiments.provenance import provenance
 from experiments.study import Setting
-from experiments.text.classifier import TextClassifier
 from experiments.text.corpus import CorpusSetting, load_corpus
+from experiments.text.transformer import TextClassifier
 from ipslimit import train_particles
 
 
@@ -92,14 +92,14 @@ def test_streamed_geometry_is_that_of_the_parameters(text, tmp_path, kind):
     training, batches = optimizer.make(model), corpus.train.stream(1)
 
     def trunk():
-        return torch.cat([p.detach().flatten() for p in model.blocks.parameters()]).double()
+        return torch.cat([p.detach().flatten() for p in model.layers.parameters()]).double()
 
     points, gradients, updates = [trunk()], [], []
     for step in range(text.steps):
         training.gradient(next(batches))
         before = trunk()
         grads = [torch.zeros_like(p) if p.grad is None else p.grad
-                 for p in model.blocks.parameters()]  # fmt: skip
+                 for p in model.layers.parameters()]  # fmt: skip
         training.optimizer.step()
         if step and step % text.every == 0:
             gradients.append(torch.cat([g.flatten() for g in grads]).double())

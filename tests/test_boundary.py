@@ -21,8 +21,8 @@ from experiments.intervals import over_seeds
 from experiments.provenance import provenance
 from experiments.study import StudyError
 from experiments.text.batches import Batch
-from experiments.text.classifier import TextClassifier
 from experiments.text.corpus import CorpusSetting
+from experiments.text.transformer import TextClassifier
 from ipslimit.optim import SBOAdamW
 
 

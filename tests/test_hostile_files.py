@@ -209,7 +209,7 @@ class TestRebalance:
         from experiments.rebalance.arms import Treatment
         from experiments.rebalance.cells import Cells as Runs
         from experiments.rebalance.study import RebalanceStudy
-        from experiments.rebalance.training import Recipe
+        from experiments.text.training import Recipe
 
         study = RebalanceStudy(
             data=str(ROOT / "README.md"), variants=("classic",), seeds=1, steps=2,

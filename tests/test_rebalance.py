@@ -21,8 +21,8 @@ from experiments.rebalance.arms import ARMS, BASE, Treatment
 from experiments.rebalance.cells import Cells, cell_path, checkpoint_path
 from experiments.rebalance.report import Report, check_lines, shown_gap, table
 from experiments.rebalance.study import RebalanceStudy
-from experiments.rebalance.training import Recipe
 from experiments.study import StudyError
+from experiments.text.training import Recipe
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
 TINY = RebalanceStudy(

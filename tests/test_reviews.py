@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.text.batches import Batches
-from experiments.text.classifier import TextClassifier, masked_mean
 from experiments.text.reviews import (
     Part,
     ReviewsError,
@@ -17,6 +16,7 @@ from experiments.text.reviews import (
     load_reviews,
     split_by_movie,
 )
+from experiments.text.transformer import TextClassifier, masked_mean
 from experiments.text.words import PADDING, UNKNOWN, Vocabulary, words
 
 

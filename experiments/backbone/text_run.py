@@ -13,9 +13,9 @@ from torch import nn
 from ipslimit.trajectory import Trajectory, displacements, gram_matrix
 
 from ..text.batches import Batch
-from ..text.classifier import TextClassifier
 from ..text.corpus import load_corpus
 from ..text.training import Training, evaluate
+from ..text.transformer import TextClassifier
 from .checkpoints import RowFile
 from .geometry import describe
 from .optimizers import TextOptimizer
@@ -75,11 +75,11 @@ def group_columns(names: list[str], sizes: list[int]) -> dict[str, list[tuple[in
     ends = np.cumsum([0, *sizes]).tolist()
     for name, start, stop in zip(names, ends[:-1], ends[1:], strict=True):
         first, *rest = name.split(".")
-        if first == "blocks":
+        if first == "layers":
             groups["trunk"].append((start, stop))
             group = f"block {rest[0]}"
         else:
-            group = "embeddings" if first in ("words", "places") else "head"
+            group = "embeddings" if first in ("embedding", "positions") else "head"
         groups.setdefault(group, []).append((start, stop))
     return groups
 

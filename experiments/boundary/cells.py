@@ -9,9 +9,9 @@ import numpy as np
 from ipslimit import BoundaryProbe
 
 from ..store import NUMBER
-from ..text.classifier import TextClassifier
 from ..text.corpus import Corpus, load_corpus
 from ..text.training import evaluate
+from ..text.transformer import TextClassifier
 from .methods import METHODS
 from .setting import BoundarySetting
 

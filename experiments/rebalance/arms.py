@@ -10,7 +10,7 @@ import numpy as np
 
 from ipslimit.optim import SAGGS, FoundPairs, find_pairs, rescale_pair
 
-from .training import Trainer, held_out_loss
+from ..text.training import Trainer, held_out_loss
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,10 @@ from .. import store
 from ..engines.local import run_all
 from ..store import NUMBER, digest, read_blob, write_blob, write_cell
 from ..study import StudyError
+from ..text.training import Trainer, held_out_loss
 from .arms import ARMS, BASE, BY_NAME, run_arm
 from .corpus import Tokens, load_tokens, read_text, token_key, tokenize, windows
 from .study import RebalanceStudy
-from .training import Trainer, held_out_loss
 
 Cell = tuple[str, int, str]  # variant, seed, arm
 

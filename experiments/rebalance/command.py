@@ -13,9 +13,9 @@ from ..provenance import provenance
 from ..store import prepare_folder, write_csv, write_figure, write_json
 from ..study import Flat
 from ..sweep import finite
+from ..text.transformer import make_decoder
 from .arms import BY_NAME
 from .cells import Cells
-from .model import make_decoder
 from .report import Report, check_lines, table
 from .study import RebalanceStudy
 

@@ -8,10 +8,10 @@ from typing import Annotated
 from ipslimit.checks import require_int, require_real
 
 from ..study import Flat
+from ..text.training import Recipe
+from ..text.transformer import VARIANTS, Shape
 from .arms import Treatment
 from .corpus import WIKIPEDIA, check_source
-from .model import VARIANTS, Shape
-from .training import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
