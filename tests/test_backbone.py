@@ -19,16 +19,14 @@ from experiments.backbone.particle_run import (
     limit_trajectory,
     particle_study,
 )
-from experiments.backbone.results import BackboneResult
+from experiments.backbone.results import BackboneResult, summary
 from experiments.backbone.setting import BackboneSetting, ParticleSetting, TextSetting
-from experiments.backbone.summary import summary
 from experiments.backbone.text_run import group_columns, text_cell
-from experiments.boundary.setting import Architecture
 from experiments.cli import main
 from experiments.provenance import provenance
 from experiments.study import Setting
 from experiments.text.corpus import CorpusSetting, load_corpus
-from experiments.text.transformer import TextClassifier
+from experiments.text.transformer import Architecture, TextClassifier
 from ipslimit import train_particles
 
 
@@ -208,10 +206,10 @@ def found(text, tmp_path_factory):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(found, monkeypatch):
     experiment, first = found
     again = BackboneExperiment(experiment.setting, experiment.folder)
-    monkeypatch.setattr("experiments.text.experiment.run_all", lambda *_: iter(()))
+    monkeypatch.setattr("experiments.frame.runner._compute", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
-    paths = sorted(experiment.cells.iterdir())
+    paths = sorted(experiment.folder.iterdir())
     assert len(paths) == 3 * 2 + 3  # three optimizers: two seeds on text, one particle study
     before = paths[-1].read_bytes()
     paths[-1].write_bytes(before[:-9])

@@ -10,19 +10,23 @@ import torch
 from scipy import stats
 from test_reviews import make_imdb
 
-from experiments.boundary.cells import Cell, cells_of, run_cell
-from experiments.boundary.experiment import BoundaryExperiment
+from experiments.boundary.experiment import (
+    BoundaryExperiment,
+    BoundarySetting,
+    Cell,
+    cells_of,
+    run_cell,
+)
 from experiments.boundary.methods import METHODS
-from experiments.boundary.results import BoundaryResult, Window
-from experiments.boundary.setting import Architecture, BoundarySetting
-from experiments.boundary.summary import summary
+from experiments.boundary.results import BoundaryResult, summary
 from experiments.cli import main
+from experiments.frame.window import Window
 from experiments.intervals import over_seeds
 from experiments.provenance import provenance
 from experiments.study import StudyError
 from experiments.text.batches import Batch
 from experiments.text.corpus import CorpusSetting
-from experiments.text.transformer import TextClassifier
+from experiments.text.transformer import Architecture, TextClassifier
 from ipslimit.optim import SBOAdamW
 
 
@@ -116,10 +120,10 @@ def test_a_cell_depends_on_nothing_but_itself(small, found):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(small, found, monkeypatch):
     experiment, first = found
     again = BoundaryExperiment(small, experiment.folder)
-    monkeypatch.setattr("experiments.text.experiment.run_all", lambda *_: iter(()))
+    monkeypatch.setattr("experiments.frame.runner._compute", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
-    paths = sorted(experiment.cells.iterdir())
+    paths = sorted(experiment.folder.iterdir())
     assert len(paths) == len(cells_of(small)) == 2 * 2 * 6 + 2 * 2
     before = paths[3].read_bytes()
     paths[3].write_bytes(before[:-20])

@@ -1,73 +1,117 @@
-"""All runs of a backbone experiment."""
+"""`ipslimit backbone`: its runs and its command."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
-from ..store import NUMBER, digest
+from ..frame.experiment import Experiment, Outcome, SpreadCommand
+from ..frame.task import Task
+from ..store import NUMBER
+from ..study import Flat
 from ..text.corpus import load_corpus
-from ..text.experiment import TextExperiment
 from .particle_run import particle_study
+from .setting import BackboneSetting
 from .text_run import text_cell
 
 PARTICLE_COST = 900  # in steps on text
 
 # What cells return, for reading it back.
-FORMS = {
-    "text": {
-        "geometry": (dict, type(None)), "loss": [NUMBER], "fresh_loss": [NUMBER],
-        "diverged_at": (int, type(None)), "fresh_diverged": bool, "sizes": dict, "corpus": dict,
-        "test": NUMBER, "validation": NUMBER,
-    },
-    "particles": {"limit": (dict, type(None)), "message": str, "sizes": [dict]},
-}  # fmt: skip
+TEXT_FORM = {
+    "geometry": (dict, type(None)),
+    "loss": [NUMBER],
+    "fresh_loss": [NUMBER],
+    "diverged_at": (int, type(None)),
+    "fresh_diverged": bool,
+    "sizes": dict,
+    "corpus": dict,
+    "test": NUMBER,
+    "validation": NUMBER,
+}
+PARTICLE_FORM = {"limit": (dict, type(None)), "message": str, "sizes": [dict]}
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """One cell: `kind` is "text" (a seed of an optimizer) or "particles" (an optimizer)."""
+class Cell:
+    """One run: `kind` is "text" (a seed of an optimizer) or "particles" (an optimizer)."""
 
     kind: str
     optimizer: str
     seed: int | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.optimizer}" + ("" if self.seed is None else f"-seed{self.seed}")
 
-
-class BackboneExperiment(TextExperiment):
-    """The runs of a `BackboneSetting`, with their results in `folder`/cells."""
+class BackboneExperiment(Experiment):
+    """The runs of a `BackboneSetting`."""
 
     NAME = "backbone"
 
-    def tasks(self) -> dict[Task, tuple]:
-        text, particles = self.setting.text, self.setting.particles
-        found: dict[Task, tuple] = {}
-        for name, setting in self.setting.particle_settings().items():
-            found[Task("particles", name)] = (particle_study, (setting, particles))
-        for seed in range(text.seeds):
-            for optimizer in self.setting.text_optimizers():
-                arguments = (text, optimizer, seed, str(self.cells))
-                found[Task("text", optimizer.name, seed)] = (text_cell, arguments)
-        return found
+    def cells(self) -> list[Cell]:
+        setting = self.setting
+        optimizers = setting.text_optimizers()
+        particles = [Cell("particles", name) for name in setting.particle_settings()]
+        return particles + [
+            Cell("text", optimizer.name, seed)
+            for seed in range(setting.text.seeds)
+            for optimizer in optimizers
+        ]
 
-    def prepare(self, missing: list[Task]) -> None:
-        if any(task.kind == "text" for task in missing):
+    def task(self, cell: Cell) -> Task:
+        return self._particles(cell) if cell.kind == "particles" else self._text(cell)
+
+    def _particles(self, cell: Cell) -> Task:
+        particles = self.setting.particles
+        setting = self.setting.particle_settings()[cell.optimizer]
+        return Task(
+            name=f"particles-{cell.optimizer}",
+            function=particle_study,
+            arguments=(setting, particles),
+            key=self._key(cell, dataclasses.asdict(setting), dataclasses.asdict(particles)),
+            form=PARTICLE_FORM,
+            cost=PARTICLE_COST,
+        )
+
+    def _text(self, cell: Cell) -> Task:
+        text = self.setting.text
+        optimizer = next(o for o in self.setting.text_optimizers() if o.name == cell.optimizer)
+        fields = dataclasses.asdict(text)
+        fields.pop("seeds")  # of the others, which this one does not depend on
+        return Task(
+            name=f"text-{cell.optimizer}-seed{cell.seed}",
+            function=text_cell,
+            arguments=(text, optimizer, cell.seed, str(self.folder)),
+            key=self._key(cell, fields, dataclasses.asdict(optimizer)),
+            form=TEXT_FORM,
+            cost=2 * text.steps - text.late_step,
+        )
+
+    def _key(self, cell: Cell, *settings: dict) -> tuple:
+        return (self.NAME, cell.kind, cell.seed, *settings)
+
+    def prepare(self, missing: list[Cell]) -> None:
+        if any(cell.kind == "text" for cell in missing):
             load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
 
-    def path(self, cell: Task) -> Path:
-        _, arguments = self.tasks()[cell]
-        settings = [dataclasses.asdict(a) for a in arguments if dataclasses.is_dataclass(a)]
-        if cell.kind == "text":
-            settings[0].pop("seeds")  # of the others, which this one does not depend on
-        key = digest(self.NAME, cell.kind, cell.seed, *settings)
-        return self.cells / f"{cell.name}-{key}.json"
 
-    def form(self, cell: Task) -> dict:
-        return FORMS[cell.kind]
+@dataclasses.dataclass(frozen=True)
+class BackboneCommand(SpreadCommand):
+    """Geometry of training trajectories on text, on the particle model and in its limit.
 
-    def cost(self, cell: Task) -> int:
-        text = self.setting.text
-        return PARTICLE_COST if cell.kind == "particles" else 2 * text.steps - text.late_step
+    Finished runs are kept in OUT/cells: run the same command again to resume.
+    """
+
+    setting: Annotated[BackboneSetting, Flat] = BackboneSetting()
+    quick: bool = False
+    """Four values of beta2, two seeds on text, fewer particle sizes: some minutes."""
+    out: Path = Path("results/backbone")
+    """Folder for backbone.json, backbone.png and the cells."""
+
+    EXPERIMENT = BackboneExperiment
+
+    def find(self, experiment: BackboneExperiment, found: dict[Cell, dict]) -> Outcome:
+        from .figure import backbone_figure  # matplotlib is slow to import
+        from .results import BackboneResult, summary
+
+        result = BackboneResult(experiment.setting, found)
+        numbers = self.made("setting") | result.as_dict()
+        return Outcome(numbers, summary(result), backbone_figure(result))

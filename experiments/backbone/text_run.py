@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,20 +38,19 @@ def text_cell(setting: TextSetting, optimizer: TextOptimizer, seed: int, folder:
     corpus = load_corpus(setting.corpus)
 
     def model() -> TextClassifier:
-        shape = setting.architecture
-        return TextClassifier(
-            len(corpus.vocabulary), setting.corpus.longest, shape.width, shape.layers, shape.heads,
-            seed=seed,
-        )  # fmt: skip
+        return setting.architecture.make(len(corpus.vocabulary), setting.corpus.longest, seed)
 
     first = model()
     names = [name for name, _ in first.named_parameters()]
     sizes = [p.numel() for p in first.parameters()]
-    with RowFile(sum(sizes), folder) as rows:
+    # on another machine, which does not have the folder, its own for such files
+    with RowFile(sum(sizes), folder if os.path.isdir(folder) else None) as rows:
         recorder = _Recorder(optimizer.make(first), rows, setting)
         recorder.run(corpus.train.stream(seed))
-        accuracies = {part: evaluate(first, getattr(corpus, part))["accuracy"]
-                      for part in ("validation", "test")}  # fmt: skip
+        accuracies = {
+            part: evaluate(first, getattr(corpus, part))["accuracy"]
+            for part in ("validation", "test")
+        }
         if recorder.diverged_at is None:
             again = model()
             recorder.load(again, setting.late_step)

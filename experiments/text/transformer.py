@@ -13,7 +13,36 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..frame.fields import Checked, Count
+
 VARIANTS = ("classic", "modern")
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture(Checked):
+    """The text classifier: pre-norm Transformer blocks with ReLU, from scratch."""
+
+    width: Count = 64
+    """Width d of the classifier."""
+    layers: Count = 4
+    """Transformer blocks."""
+    heads: Count = 4
+    """Attention heads of a block."""
+
+    def check(self) -> None:
+        super().check()
+        self.require_heads("width", self.width)
+
+    def require_heads(self, name: str, width: int) -> None:
+        """Refuse a width that does not divide into the heads."""
+        if width % self.heads:
+            raise ValueError(
+                f"{name} must be a multiple of heads ({self.heads}); got {width}. Use "
+                f"{width - width % self.heads or self.heads}."
+            )
+
+    def make(self, vocabulary: int, longest: int, seed: int) -> TextClassifier:
+        return TextClassifier(vocabulary, longest, self.width, self.layers, self.heads, seed)
 
 
 @dataclasses.dataclass(frozen=True)
