@@ -32,6 +32,11 @@ class Estimate:
         """Seeds whose value is not finite, and which the mean leaves out."""
         return sum(not math.isfinite(value) for value in self.values)
 
+    def times(self, factor: float) -> Estimate:
+        """Of values that are all so many times as large; the factor is positive."""
+        ends = (None if end is None else factor * end for end in (self.low, self.high))
+        return Estimate(factor * self.mean, *ends, tuple(factor * value for value in self.values))
+
     def text(self, form: str = ".3g") -> str:
         """ "0.66 [0.61, 0.71]", with a note where seeds are missing."""
         shown = format(self.mean, form)

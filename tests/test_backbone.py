@@ -140,12 +140,6 @@ def test_a_run_that_diverges_keeps_what_came_before(text, tmp_path):
     assert math.isnan(cell["test"])
 
 
-def memoryless(**changes):
-    return dataclasses.replace(
-        STUDY, rule="sgd", lr=0.05, momentum=0.0, weight_decay=0.0, **changes
-    )
-
-
 def test_gradient_descent_moves_against_the_gradients_that_are_recorded():
     setting = dataclasses.replace(STUDY, rule="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
     limit = limit_trajectory(setting, PARTICLES)

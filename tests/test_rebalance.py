@@ -20,7 +20,7 @@ from experiments.provenance import provenance
 from experiments.rebalance.arms import ARMS, BASE, Treatment
 from experiments.rebalance.experiment import Cell, RebalanceSetting, checkpoint_path
 from experiments.rebalance.experiment import RebalanceExperiment as Runs
-from experiments.rebalance.report import Report, check_lines, shown_gap, table
+from experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
 from experiments.study import StudyError
 from experiments.text.training import Recipe
 
@@ -145,7 +145,7 @@ def report_of(perplexities, diverged=()):
                 "diverged": lost,
                 "seconds": {"step": 0.1} | ({"balance": 0.001} if arm.saggs else {}),
             }
-    return Report(study, cells)
+    return RebalanceResult(study, cells)
 
 
 def test_gaps_have_intervals_over_seeds():

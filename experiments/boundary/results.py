@@ -191,10 +191,8 @@ def _ratio(a: float, b: float) -> float:
 
 def summary(result: BoundaryResult) -> str:
     """The paper's figures beside ours, the methods, and the figures known beforehand."""
-    return "\n".join(
-        [*_data(result), "", *_beside_the_paper(result), "", *_methods(result), "",
-         *_widths(result), "", *_windows(result)]
-    )  # fmt: skip
+    parts = (_data, _beside_the_paper, _methods, _widths, _windows)
+    return "\n\n".join("\n".join(part(result)) for part in parts)
 
 
 def _data(result: BoundaryResult) -> list[str]:
@@ -250,11 +248,5 @@ def _windows(result: BoundaryResult) -> list[str]:
     return lines + [f"  {window.text()}" for window in result.windows()]
 
 
-def _percent(estimate, form: str = ".1f") -> str:
-    scale = type(estimate)(
-        100 * estimate.mean,
-        None if estimate.low is None else 100 * estimate.low,
-        None if estimate.high is None else 100 * estimate.high,
-        tuple(100 * value for value in estimate.values),
-    )
-    return scale.text(form)
+def _percent(estimate: Estimate, form: str = ".1f") -> str:
+    return estimate.times(100).text(form)

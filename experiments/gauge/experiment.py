@@ -252,7 +252,7 @@ class GaugeCommand(SpreadCommand):
 
     def find(self, experiment: GaugeExperiment, found: dict[Cell, dict]) -> Outcome:
         from .figure import gauge_figure  # matplotlib is slow to import
-        from .result import COLUMNS, GaugeResult
+        from .results import COLUMNS, GaugeResult
 
         as_it_is = {treatment: numbers(found[cell]) for treatment, cell in AS_IT_IS.items()}
         runs = {cell: numbers(found[cell]) for cell in experiment.setting.runs()}

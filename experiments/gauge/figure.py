@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from ..frame.plot import BESIDE, DOTTED, label, note, page, ticks_at
 from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption
 from .experiment import TREATMENTS
-from .result import GaugeResult
+from .results import GaugeResult
 
 STYLES = {"limit": {"ls": "-"}, "particles": {"ls": "--", "mfc": "white"}}
 # Exact zeros, which powers of two give, have no place on a log axis and are drawn here.

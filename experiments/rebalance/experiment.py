@@ -265,10 +265,10 @@ class RebalanceCommand(ExperimentCommand):
 
     def find(self, experiment: RebalanceExperiment, found: dict[Cell, dict]) -> Outcome:
         from .figure import rebalance_figure  # matplotlib is slow to import
-        from .report import COLUMNS, Report, check_lines, table
+        from .results import COLUMNS, RebalanceResult, summary
 
         setting, tokens = experiment.setting, experiment.tokens
-        report = Report(setting, found)
+        result = RebalanceResult(setting, found)
         parameters = {
             variant: sum(p.numel() for p in make_decoder(setting.shape(variant), 0).parameters())
             for variant in setting.variants
@@ -279,11 +279,10 @@ class RebalanceCommand(ExperimentCommand):
             "held_out_tokens": len(tokens.held_out),
             "parameters": parameters,
         }
-        head = f"{experiment.text.source}: {len(tokens.train)} tokens to train on\n"
         return Outcome(
-            numbers=report.as_dict(),
-            summary="\n".join([head, table(report, parameters), check_lines(report)]),
-            figure=rebalance_figure(report),
+            numbers=result.as_dict(),
+            summary=summary(result, source),
+            figure=rebalance_figure(result),
             config=self.made("study") | {"source": source},
-            tables={"perplexities": (report.rows(), COLUMNS)},
+            tables={"perplexities": (result.rows(), COLUMNS)},
         )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from ..frame.plot import label, page, running_mean
 from ..plots import COLOURS, SMALL, TEXT
 from .arms import ARMS, BY_NAME
-from .report import PAPER_INTERVAL, PAPER_PARAMETERS, Report
+from .results import PAPER_INTERVAL, PAPER_PARAMETERS, RebalanceResult
 
 # colour, line, marker; the same in every panel
 LOOK = {
@@ -25,29 +25,29 @@ LOOK = {
 WINDOW = 10
 
 
-def rebalance_figure(report: Report) -> Figure:
+def rebalance_figure(result: RebalanceResult) -> Figure:
     """A row a variant: perplexity gaps, and the loss over the steps after a restart and a start."""
-    variants = report.study.variants
+    variants = result.setting.variants
     height, ratios = 2.7 * len(variants), (1.25, 1, 1)
     figure, axes = page(len(variants), 3, height, width_ratios=ratios)
     for variant, (gaps, resumed, started) in zip(variants, axes, strict=True):
-        _draw_gaps(gaps, report, variant)
-        _draw_losses(resumed, report, variant, resumed=True)
-        _draw_losses(started, report, variant, resumed=False)
-    treatment = report.study.treatment
+        _draw_gaps(gaps, result, variant)
+        _draw_losses(resumed, result, variant, resumed=True)
+        _draw_losses(started, result, variant, resumed=False)
+    treatment = result.setting.treatment
     figure.suptitle(
         f"{', '.join(treatment.kinds)} pairs rescaled by {treatment.factor:g}; SAGGS every "
         f"{treatment.every} steps (soft: damping {treatment.damping:g}); "
-        f"{report.study.seeds} seeds",
+        f"{result.setting.seeds} seeds",
         fontsize=TEXT,
     )
     return figure
 
 
-def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
+def _draw_gaps(axis: Axes, result: RebalanceResult, variant: str) -> None:
     """Seeds as points, their mean as a bar, 95 % interval as a line; zero is the control."""
     names = [arm.name for arm in ARMS if arm.name != "control"]
-    found = [report.find(variant, name) for name in names]
+    found = [result.find(variant, name) for name in names]
     for place, (name, gap) in enumerate(zip(names, found, strict=True)):
         colour, _, marker = LOOK[name]
         seeds = [g for g in gap.gaps if g is not None]
@@ -73,15 +73,15 @@ def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
     label(axis, "PPL − control (linear within ±1)", "", f"{variant}: perplexity", loc="left")
 
 
-def _draw_losses(axis: Axes, report: Report, variant: str, resumed: bool) -> None:
+def _draw_losses(axis: Axes, result: RebalanceResult, variant: str, resumed: bool) -> None:
     """Training loss minus the control's on the same batches, mean over seeds, smoothed."""
     control = "control" if resumed else "base"
     for arm in ARMS:
         if arm.resumed != resumed or arm.name == "control":
             continue
         curves = []
-        for seed in range(report.study.seeds):
-            own, other = (report.cells[variant, seed, n]["losses"] for n in (arm.name, control))
+        for seed in range(result.setting.seeds):
+            own, other = (result.cells[variant, seed, n]["losses"] for n in (arm.name, control))
             steps = min(len(own), len(other))
             curves.append(np.array(own[:steps]) - np.array(other[:steps]))
         steps = min(map(len, curves))

@@ -1,4 +1,4 @@
-"""What a study found: perplexity gaps with intervals over seeds, and the figures asked for."""
+"""What the runs say: perplexity gaps with intervals over seeds, and the figures asked for."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Gap:
     diverged: int
 
 
-class Report:
-    """Gaps, checks and timings out of the cells of a study."""
+class RebalanceResult:
+    """Gaps, figures asked for, and timings, out of finished runs."""
 
-    def __init__(self, study: RebalanceSetting, cells: dict[Cell, dict]):
-        self.study, self.cells = study, cells
+    def __init__(self, setting: RebalanceSetting, cells: dict[Cell, dict]):
+        self.setting, self.cells = setting, cells
         self.gaps = [
             self.gap(variant, arm, against)
-            for variant in study.variants
+            for variant in setting.variants
             for arm in ARMS
             for against in _references(arm)
         ]
-        self.checks = [w for variant in study.variants for w in self._windows(variant)]
+        self.checks = [w for variant in setting.variants for w in self._windows(variant)]
 
     def perplexity(self, variant: str, seed: int, name: str) -> float:
         """NaN if the run diverged."""
@@ -62,12 +62,12 @@ class Report:
     def checkpoint_perplexity(self, variant: str) -> list[float]:
         """Of the checkpoints, seed by seed."""
         found = [
-            self.cells[variant, seed, BASE.name]["checkpoint"] for seed in range(self.study.seeds)
+            self.cells[variant, seed, BASE.name]["checkpoint"] for seed in range(self.setting.seeds)
         ]
         return [math.nan if loss is None else math.exp(loss) for loss in found]
 
     def gap(self, variant: str, arm: Arm, against: str) -> Gap:
-        seeds = range(self.study.seeds)
+        seeds = range(self.setting.seeds)
         own = np.array([self.perplexity(variant, seed, arm.name) for seed in seeds])
         other = np.array([self.perplexity(variant, seed, against) for seed in seeds])
         estimate = over_seeds(own - other)
@@ -88,7 +88,7 @@ class Report:
         return next(gap for gap in self.gaps if (gap.variant, gap.arm, gap.against) == key)
 
     def _windows(self, variant: str) -> list[Window]:
-        seeds = range(self.study.seeds)
+        seeds = range(self.setting.seeds)
         treated = [a for a in ARMS if a.resumed and (a.rescaled or a.saggs)]
         changes = [self.cells[variant, s, a.name]["restart_change"] for s in seeds for a in treated]
         change = float(np.max(changes))  # NaN if one is
@@ -115,11 +115,11 @@ class Report:
     def timings(self) -> list[dict]:
         """Milliseconds of a step and of a balancing, medians over runs; not reproducible."""
         rows = []
-        for variant in self.study.variants:
+        for variant in self.setting.variants:
             seconds = [cell["seconds"] for (v, _, _), cell in self.cells.items() if v == variant]
             step = float(np.median([s["step"] for s in seconds]))
             balance = float(np.median([s["balance"] for s in seconds if "balance" in s]))
-            every = self.study.treatment.every
+            every = self.setting.treatment.every
             rows.append(
                 {"variant": variant, "step_ms": 1e3 * step, "balance_ms": 1e3 * balance}
                 | {"overhead": balance / (every * step), "every": every}
@@ -144,7 +144,7 @@ class Report:
         return {
             "paper": {"gaps_ppl": PAPER, "parameters": PAPER_PARAMETERS, "source": "abstract"},
             "checkpoint_perplexity": {
-                v: self.checkpoint_perplexity(v) for v in self.study.variants
+                v: self.checkpoint_perplexity(v) for v in self.setting.variants
             },
             "gaps": [dataclasses.asdict(gap) for gap in self.gaps],
             "checks": [
@@ -156,20 +156,26 @@ class Report:
         }
 
 
-def table(report: Report, parameters: dict[str, int]) -> str:
+def summary(result: RebalanceResult, source: dict) -> str:
+    """The gaps, and the figures asked for, as text; `source` is that of config.json."""
+    head = f"{source['text']}: {source['train_tokens']} tokens to train on\n"
+    return "\n".join([head, table(result, source["parameters"]), check_lines(result)])
+
+
+def table(result: RebalanceResult, parameters: dict[str, int]) -> str:
     """The gaps as text, the paper's figures beside them."""
     lines = []
-    for variant in report.study.variants:
-        checkpoint = np.mean(report.checkpoint_perplexity(variant))
-        control = report.find(variant, "rescaled")
+    for variant in result.setting.variants:
+        checkpoint = np.mean(result.checkpoint_perplexity(variant))
+        control = result.find(variant, "rescaled")
         against = [g for g in control.gaps if g is not None]
         control_ppl = control.perplexity - float(np.mean(against)) if against else math.nan
         lines += [
             f"{variant}: {parameters[variant] / 1e6:.2f}M parameters, perplexity {checkpoint:.1f} "
-            f"at the checkpoint, {control_ppl:.1f} after {report.study.resumed_steps} more steps",
+            f"at the checkpoint, {control_ppl:.1f} after {result.setting.resumed_steps} more steps",
             f"  {'':<34}{'PPL gap [95 %]':>26}   paper ({PAPER_PARAMETERS})",
         ]
-        for gap in report.gaps:
+        for gap in result.gaps:
             if gap.variant != variant:
                 continue
             label = BY_NAME[gap.arm].label
@@ -192,15 +198,15 @@ def shown_gap(gap: Gap) -> str:
     return text
 
 
-def check_lines(report: Report) -> str:
+def check_lines(result: RebalanceResult) -> str:
     lines = []
-    for window in report.checks:
+    for window in result.checks:
         value = "diverged" if window.measured is None else f"{window.measured:.3g}"
         verdict = "" if window.inside else "   OUTSIDE"
         lines.append(
             f"  {window.of:<8}{window.what:<58}{value:>10}  ({_expected(window)}){verdict}"
         )
-    for row in report.timings():
+    for row in result.timings():
         what = f"one balancing, ms (share of the time at T = {row['every']})"
         lines.append(
             f"  {row['variant']:<8}{what:<58}"

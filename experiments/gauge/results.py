@@ -87,8 +87,10 @@ class GaugeResult:
     def summary(self) -> str:
         """A line per treatment and factor: the distances at the last step, as min .. max."""
         last = self.study.recorded[-1]
-        lines = [f"distance of x from the law as it is, at step {last} (min .. max over gauges)",
-                 "balancing  factor  limit                    particles"]  # fmt: skip
+        lines = [
+            f"distance of x from the law as it is, at step {last} (min .. max over gauges)",
+            "balancing  factor  limit                    particles",
+        ]
         for treatment in TREATMENTS:
             for factor in self.study.factors:
                 cells = [_span(self.distances(treatment, m, factor, last)) for m in MODELS]
