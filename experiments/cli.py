@@ -15,13 +15,13 @@ import tyro
 
 from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
 
-from .backbone.experiment import BackboneCommand
-from .boundary.experiment import BoundaryCommand
+from .backbone.command import BackboneCommand
+from .boundary.command import BoundaryCommand
 from .compare import Pair, compare, write_comparison
 from .engines import EngineFailed, choose_engine
-from .gauge.experiment import GaugeCommand
+from .gauge.command import GaugeCommand
 from .memory import GIB
-from .rebalance.experiment import RebalanceCommand
+from .rebalance.command import RebalanceCommand
 from .store import CannotWrite, prepare_folder
 from .studies.command import StudyCommand
 from .studies.report import ReportCommand

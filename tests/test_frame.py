@@ -15,7 +15,8 @@ from experiments.boundary.experiment import BoundarySetting
 from experiments.cli import COMMANDS, main
 from experiments.engines import InProcess
 from experiments.engines.local import OneThread
-from experiments.frame.experiment import Experiment, ExperimentCommand
+from experiments.frame.command import ExperimentCommand
+from experiments.frame.experiment import Experiment
 from experiments.frame.fields import Checked, Count, Distinct, Inner, Natural, Of, Positive, Some
 from experiments.frame.runner import alone, run
 from experiments.frame.task import Task

@@ -1,18 +1,14 @@
-"""`ipslimit backbone`: its runs and its command."""
+"""Runs of `ipslimit backbone`."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated
 
-from ..frame.experiment import Experiment, Outcome, SpreadCommand
+from ..frame.experiment import Experiment
 from ..frame.task import Task
 from ..store import NUMBER
-from ..study import Flat
 from ..text.corpus import load_corpus
 from .particle_run import particle_study
-from .setting import BackboneSetting
 from .text_run import text_cell
 
 PARTICLE_COST = 900  # in steps on text
@@ -91,27 +87,3 @@ class BackboneExperiment(Experiment):
     def prepare(self, missing: list[Cell]) -> None:
         if any(cell.kind == "text" for cell in missing):
             load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
-
-
-@dataclasses.dataclass(frozen=True)
-class BackboneCommand(SpreadCommand):
-    """Geometry of training trajectories on text, on the particle model and in its limit.
-
-    Finished runs are kept in OUT/cells: run the same command again to resume.
-    """
-
-    setting: Annotated[BackboneSetting, Flat] = BackboneSetting()
-    quick: bool = False
-    """Four values of beta2, two seeds on text, fewer particle sizes: some minutes."""
-    out: Path = Path("results/backbone")
-    """Folder for backbone.json, backbone.png and the cells."""
-
-    EXPERIMENT = BackboneExperiment
-
-    def find(self, experiment: BackboneExperiment, found: dict[Cell, dict]) -> Outcome:
-        from .figure import backbone_figure  # matplotlib is slow to import
-        from .results import BackboneResult, summary
-
-        result = BackboneResult(experiment.setting, found)
-        numbers = self.made("setting") | result.as_dict()
-        return Outcome(numbers, summary(result), backbone_figure(result))

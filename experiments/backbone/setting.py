@@ -21,7 +21,7 @@ from ..text.corpus import CorpusSetting
 from ..text.transformer import Architecture
 from .optimizers import TextOptimizer
 
-Sizes = Annotated[tuple[Count, ...], Distinct(" sizes")]
+DistinctSizes = Annotated[tuple[Count, ...], Distinct(" sizes")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,9 @@ class TextSetting(Checked):
 class ParticleSetting(Checked):
     """The runs of the particle model and of its limit."""
 
-    depths: Sizes = (4, 8, 16, 32, 64)
+    depths: DistinctSizes = (4, 8, 16, 32, 64)
     """Depths L of the particle model."""
-    particle_heads: Sizes = (4, 16, 64)
+    particle_heads: DistinctSizes = (4, 16, 64)
     """Heads H per layer of the particle model."""
     particle_steps: Annotated[int, Whole(8)] = 20
     """Training steps of the particle model and of the limit; all are recorded."""

@@ -1,16 +1,15 @@
-"""`ipslimit boundary`: its settings, its runs, and its command."""
+"""Settings and runs of `ipslimit boundary`."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 
 from ipslimit import BoundaryProbe
 
-from ..frame.experiment import Experiment, Outcome, SpreadCommand
+from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Distinct, NotNegative, Of, Positive
 from ..frame.task import Task
 from ..store import NUMBER
@@ -182,27 +181,3 @@ class BoundaryExperiment(Experiment):
 
     def prepare(self, missing: list[Cell]) -> None:
         load_corpus(self.setting.corpus)  # downloads once, before the workers need it
-
-
-@dataclasses.dataclass(frozen=True)
-class BoundaryCommand(SpreadCommand):
-    """Train a Transformer on movie reviews; measure how six optimizers move its boundaries.
-
-    Finished runs are kept in OUT/cells: run the same command again to resume.
-    """
-
-    setting: Annotated[BoundarySetting, Flat] = BoundarySetting()
-    quick: bool = False
-    """One learning rate, 3e-3, and three seeds, whatever lrs and seeds say: a few minutes."""
-    out: Path = Path("results/boundary")
-    """Folder for boundary.json, boundary.png and the cells."""
-
-    EXPERIMENT = BoundaryExperiment
-
-    def find(self, experiment: BoundaryExperiment, found: dict[Cell, dict]) -> Outcome:
-        from .figure import boundary_figure  # matplotlib is slow to import
-        from .results import BoundaryResult, summary
-
-        result = BoundaryResult(experiment.setting, found)
-        numbers = self.made("setting") | result.as_dict()
-        return Outcome(numbers, summary(result), boundary_figure(result))

@@ -1,28 +1,18 @@
-"""What experiments share: their runs, their command, and the files they write."""
+"""The runs of a setting, kept in a folder."""
 
 from __future__ import annotations
 
 import abc
-import dataclasses
-import json
 import os
-import sys
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-
-from ipslimit.checks import require_int
+from typing import ClassVar
 
 from ..engines import Engine, InProcess, choose_engine, processors
 from ..engines.local import OneThread
-from ..provenance import provenance
-from ..store import Cells, prepare_folder, write_csv, write_figure, write_json
-from ..sweep import finite
+from ..store import Cells
 from . import runner
 from .task import Task
-
-if TYPE_CHECKING:  # matplotlib is slow to import
-    from matplotlib.figure import Figure
 
 
 class Experiment(abc.ABC):
@@ -77,93 +67,3 @@ class Experiment(abc.ABC):
             return choose_engine(workers or None, scheduler)
 
         return runner.run(self.NAME, tasks, self._kept, engine, self.prepare, progress)
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What an experiment has found, for its files and its reader.
-
-    Attributes
-    ----------
-    numbers : dict
-        The content of NAME.json.
-    summary : str
-    figure : Figure
-        NAME.png and NAME.pdf.
-    config : dict, optional
-        The content of config.json; without it, `numbers` holds the setting.
-    tables : dict
-        Name of a CSV file -> its rows and columns.
-    """
-
-    numbers: dict
-    summary: str
-    figure: Figure
-    config: dict | None = None
-    tables: dict[str, tuple[list[dict], list[str]]] = dataclasses.field(default_factory=dict)
-
-    def write(self, name: str, folder: Path) -> list[str]:
-        """The files, under the experiment's name; returns their names."""
-        if self.config is not None:
-            write_json(folder / "config.json", self.config)
-        write_json(folder / f"{name}.json", finite(self.numbers))
-        for table, (rows, columns) in self.tables.items():
-            write_csv(folder / f"{table}.csv", rows, columns)
-        write_figure(folder / name, self.figure)
-        first = [] if self.config is None else ["config.json"]
-        tables = [f"{table}.csv" for table in self.tables]
-        return [*first, f"{name}.json", *tables, f"{name}.png", f"{name}.pdf"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ExperimentCommand(abc.ABC):
-    """The command of an experiment; a subclass adds `setting`, `quick` and `out`."""
-
-    workers: int = 0
-    """Worker processes, 1 for none (0: one a processor)."""
-    json: bool = False
-    """Print the results as JSON in place of the summary."""
-
-    EXPERIMENT: ClassVar[type[Experiment]]
-    scheduler: ClassVar[str | None] = None
-
-    @property
-    def chosen(self):
-        """The setting, or its quick variant."""
-        return self.setting.quick() if self.quick else self.setting
-
-    def check(self) -> None:
-        self.setting.check()
-        self.chosen.check()
-        require_int("workers", self.workers, 0)
-        prepare_folder(self.out)
-
-    def experiment(self) -> Experiment:
-        return self.EXPERIMENT(self.chosen, self.out / "cells")
-
-    @abc.abstractmethod
-    def find(self, experiment: Experiment, found: dict[Hashable, dict]) -> Outcome:
-        """What the finished runs say."""
-
-    def made(self, key: str, device: str = "cpu") -> dict:
-        """With what the numbers were made, and the setting under `key`, in plain types."""
-        return provenance(device) | {key: dataclasses.asdict(self.chosen)}
-
-    def run(self) -> None:
-        experiment = self.experiment()
-        found = experiment.run(self.workers, scheduler=self.scheduler)
-        outcome = self.find(experiment, found)
-        files = outcome.write(experiment.NAME, self.out)
-        beside = sys.stderr if self.json else sys.stdout
-        print(json.dumps(finite(outcome.numbers), indent=2) if self.json else outcome.summary)
-        for text in experiment.damaged:
-            print(f"damaged result file: {text}", file=beside)
-        print(f"\nwritten to {self.out}: {', '.join(files)}", file=beside)
-
-
-@dataclasses.dataclass(frozen=True)
-class SpreadCommand(ExperimentCommand):
-    """Of an experiment whose runs need no file of each other, so that any machine can do them."""
-
-    scheduler: str | None = None
-    """Compute on the workers of this Dask scheduler, tcp://host:port."""

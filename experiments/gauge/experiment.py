@@ -1,6 +1,4 @@
-"""`ipslimit gauge`: laws that compute the same function in different gauges, with and without
-balancing: the settings, the runs, and the command.
-"""
+"""Settings and runs of `ipslimit gauge`: laws of one function in different gauges."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ import numpy as np
 import torch
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
-from ipslimit.checks import resolve_device
 from ipslimit.particles import MOST_HEADS
 from ipslimit.symmetry import PAIRS, rescale_pairs
 from solvers import solve_limit
 
 from ..engines import InProcess
-from ..frame.experiment import Experiment, Outcome, SpreadCommand
+from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
 from ..frame.task import Task
 from ..store import FORMAT
@@ -221,46 +218,4 @@ class GaugeExperiment(Experiment):
             key=(FORMAT, name, key),
             form=FORM,
             after=() if cell == base else (base,),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class GaugeCommand(SpreadCommand):
-    """How much training depends on the gauge of the initial law, with and without balancing.
-
-    Laws that differ by rescalings of Q against K and of V against O have the same field. Trained
-    by AdamW they part, in the particle transformer and in its limit; balanced, they do not.
-    Finished runs are kept in OUT/cells: run the same command again to resume.
-    """
-
-    setting: Annotated[GaugeSetting, Flat] = GaugeSetting()
-    quick: bool = False
-    """The smallest and the largest factor, one gauge."""
-    out: Path = Path("results/gauge")
-    """Folder for config.json, gauge.json, gauge.csv, gauge.png and the runs."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-    EXPERIMENT = GaugeExperiment
-
-    def check(self) -> None:
-        super().check()
-        resolve_device(self.device)
-
-    def experiment(self) -> GaugeExperiment:
-        return GaugeExperiment(self.chosen, self.out / "cells", self.device)
-
-    def find(self, experiment: GaugeExperiment, found: dict[Cell, dict]) -> Outcome:
-        from .figure import gauge_figure  # matplotlib is slow to import
-        from .results import COLUMNS, GaugeResult
-
-        as_it_is = {treatment: numbers(found[cell]) for treatment, cell in AS_IT_IS.items()}
-        runs = {cell: numbers(found[cell]) for cell in experiment.setting.runs()}
-        result = GaugeResult(experiment.setting, as_it_is, runs)
-        return Outcome(
-            numbers=result.as_dict(),
-            summary=result.summary(),
-            figure=gauge_figure(result),
-            config=self.made("study", self.device),
-            tables={"gauge": (result.rows(), COLUMNS)},
         )

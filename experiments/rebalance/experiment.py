@@ -1,4 +1,4 @@
-"""`ipslimit rebalance`: its settings, its runs, and its command.
+"""Settings and runs of `ipslimit rebalance`.
 
 The runs of a (variant, seed) begin with the base, which trains the initial model and leaves a
 checkpoint beside its result; the other arms start from it.
@@ -14,13 +14,13 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from ..frame.experiment import Experiment, ExperimentCommand, Outcome
+from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Some, Whole
 from ..frame.task import Task
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
 from ..study import Flat, StudyError
 from ..text.training import Recipe, Trainer, held_out_loss
-from ..text.transformer import VARIANTS, Shape, make_decoder
+from ..text.transformer import VARIANTS, Shape
 from .arms import ARMS, BASE, BY_NAME, Treatment, run_arm
 from .corpus import (
     WIKIPEDIA,
@@ -239,50 +239,3 @@ def _refuse_short(tokens: TokenizedText, context: int) -> None:
                 f"{name.replace('_', '-')} part has {count} tokens. Give a longer text or a "
                 "smaller --context."
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class RebalanceCommand(ExperimentCommand):
-    """Resume a small language model from rescaled checkpoints, with and without SAGGS.
-
-    The checkpoint computes the same function however its symmetry pairs are scaled; AdamW trains
-    it differently, and SAGGS undoes that. Finished runs are kept in OUT/cells: run the same
-    command again to resume.
-    """
-
-    setting: Annotated[RebalanceSetting, Flat] = RebalanceSetting()
-    quick: bool = False
-    """The classic variant alone, one seed, 60 steps before the checkpoint and 60 after."""
-    out: Path = Path("results/rebalance")
-    """Folder for config.json, rebalance.json, perplexities.csv, rebalance.png and the runs."""
-    cache: str | None = None
-    """Folder that keeps fetched text (default: IPSLIMIT_CACHE, or the user's cache folder)."""
-
-    EXPERIMENT = RebalanceExperiment
-
-    def experiment(self) -> RebalanceExperiment:
-        return RebalanceExperiment(self.chosen, self.out / "cells", self.cache)
-
-    def find(self, experiment: RebalanceExperiment, found: dict[Cell, dict]) -> Outcome:
-        from .figure import rebalance_figure  # matplotlib is slow to import
-        from .results import COLUMNS, RebalanceResult, summary
-
-        setting, tokens = experiment.setting, experiment.tokens
-        result = RebalanceResult(setting, found)
-        parameters = {
-            variant: sum(p.numel() for p in make_decoder(setting.shape(variant), 0).parameters())
-            for variant in setting.variants
-        }
-        source = {
-            "text": experiment.text.source,
-            "train_tokens": len(tokens.train),
-            "held_out_tokens": len(tokens.held_out),
-            "parameters": parameters,
-        }
-        return Outcome(
-            numbers=result.as_dict(),
-            summary=summary(result, source),
-            figure=rebalance_figure(result),
-            config=self.made("study") | {"source": source},
-            tables={"perplexities": (result.rows(), COLUMNS)},
-        )
