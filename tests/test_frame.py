@@ -64,9 +64,24 @@ def test_only_what_is_lost_or_damaged_is_computed_again(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     cells = Cells(tmp_path)
     prepared = []
-    assert run_here(chain(), cells, prepare=prepared.append) == first
+
+    def prepare(missing):
+        prepared.append(missing)
+        return ()
+
+    assert run_here(chain(), cells, prepare=prepare) == first
     assert CALLS == [10] and prepared == [["b"]]
+    assert run_here(chain(), cells, prepare=prepare) == first and len(prepared) == 1
     assert len(cells.damaged) == 1 and path.name in cells.damaged[0]
+
+
+def test_what_is_prepared_comes_first_among_the_arguments(tmp_path):
+    def scaled(factor, number, *before):
+        return {"sum": factor * number + sum(result["sum"] for result in before)}
+
+    tasks = chain(**{name: {"function": scaled} for name in "abc"})
+    found = run_here(tasks, Cells(tmp_path), prepare=lambda missing: (2,))
+    assert found["c"] == {"sum": 2 * 100 + 2 * 1 + (2 * 10 + 2 * 1)}
 
 
 @pytest.mark.parametrize("lost", [False, True])

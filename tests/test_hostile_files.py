@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import cells as sweep_cells
-from experiments.backbone.experiment import BackboneExperiment
-from experiments.backbone.experiment import Cell as BackboneCell
+from experiments.backbone.experiment import BackboneCell, BackboneExperiment
 from experiments.backbone.setting import BackboneSetting
-from experiments.boundary.experiment import BoundaryExperiment, BoundarySetting, Cell
+from experiments.boundary.experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
 from experiments.store import Cells, DamagedFile, _checksum, read_cell, write_blob, write_cell
 from experiments.study import Setting, Sizes, Study
 from experiments.sweep import Sweep
@@ -185,7 +184,7 @@ def test_hostile_cells_of_a_sweep_are_reported_and_computed_again(swept, tmp_pat
 def test_hostile_cells_of_other_experiments_are_reported(tmp_path, fitting):
     boundary = BoundaryExperiment(BoundarySetting(), tmp_path)
     backbone = BackboneExperiment(BackboneSetting(), tmp_path)
-    cell = Cell("sbo", 1e-3, 64, 5, 0)
+    cell = BoundaryCell("sbo", 1e-3, 64, 5, 0)
     tasks = [BackboneCell("text", "sgd", 0), BackboneCell("particles", "sgd")]
     contents = [*payloads(tmp_path), *ODD]
     for content in contents:

@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers")
 from experiments.cli import main
 from experiments.provenance import provenance
 from experiments.rebalance.arms import ARMS, BASE, Treatment
-from experiments.rebalance.experiment import Cell, RebalanceSetting, checkpoint_path
+from experiments.rebalance.experiment import RebalanceCell, RebalanceSetting, checkpoint_path
 from experiments.rebalance.experiment import RebalanceExperiment as Runs
 from experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
 from experiments.study import StudyError
@@ -67,19 +67,22 @@ def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
 def test_finished_runs_are_kept_and_lost_ones_made_again_alike(ran):
     folder, cells = ran
     runs = Runs(TINY, folder)
-    base = Cell("classic", 0, "base")
-    damaged, lost = Cell("classic", 0, "rescaled-soft"), Cell("classic", 0, "start")
+    base = RebalanceCell("classic", 0, "base")
+    damaged, lost = (
+        RebalanceCell("classic", 0, "rescaled-soft"),
+        RebalanceCell("classic", 0, "start"),
+    )
     path = runs.path(damaged)
     path.write_bytes(path.read_bytes()[:-9])
     runs.path(lost).unlink()
     checkpoint = checkpoint_path(folder, runs.keys, base)
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    untouched = runs.path(Cell("modern", 0, "base")).stat().st_mtime_ns
+    untouched = runs.path(RebalanceCell("modern", 0, "base")).stat().st_mtime_ns
     again = Runs(TINY, folder)
     found = again.run(workers=1, progress=False)
     assert without_seconds(found) == without_seconds(cells)
     assert [("computed again" in line) for line in again.damaged] == [True, True]
-    assert runs.path(Cell("modern", 0, "base")).stat().st_mtime_ns == untouched
+    assert runs.path(RebalanceCell("modern", 0, "base")).stat().st_mtime_ns == untouched
 
 
 def test_other_settings_are_other_runs(ran):

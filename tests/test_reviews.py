@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from experiments.text.batches import Batches
 from experiments.text.reviews import (
-    Part,
     ReviewsError,
+    ReviewSet,
     _read_rotten_tomatoes,
     load_reviews,
     split_by_movie,
@@ -25,7 +25,7 @@ def part_of(sizes, seed=0):
     movies = [f"movie {i}" for i, size in enumerate(sizes) for _ in range(size)]
     order = np.random.default_rng(seed).permutation(len(movies))
     movies = [movies[i] for i in order]
-    return Part([f"text {i}" for i in range(len(movies))], np.arange(len(movies)) % 2, movies)
+    return ReviewSet([f"text {i}" for i in range(len(movies))], np.arange(len(movies)) % 2, movies)
 
 
 def make_imdb(folder, per_class=20):

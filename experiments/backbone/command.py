@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ..frame.command import Outcome, SpreadCommand
 from ..study import Flat
-from .experiment import BackboneExperiment, Cell
+from .experiment import BackboneCell, BackboneExperiment
 from .results import BackboneResult, summary
 from .setting import BackboneSetting
 
@@ -28,7 +28,7 @@ class BackboneCommand(SpreadCommand):
 
     EXPERIMENT = BackboneExperiment
 
-    def find(self, experiment: BackboneExperiment, found: dict[Cell, dict]) -> Outcome:
+    def find(self, experiment: BackboneExperiment, found: dict[BackboneCell, dict]) -> Outcome:
         from .figure import backbone_figure  # matplotlib is slow to import
 
         result = BackboneResult(experiment.setting, found)

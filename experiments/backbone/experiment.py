@@ -29,7 +29,7 @@ PARTICLE_FORM = {"limit": (dict, type(None)), "message": str, "sizes": [dict]}
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class BackboneCell:
     """One run: `kind` is "text" (a seed of an optimizer) or "particles" (an optimizer)."""
 
     kind: str
@@ -42,20 +42,20 @@ class BackboneExperiment(Experiment):
 
     NAME = "backbone"
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[BackboneCell]:
         setting = self.setting
         optimizers = setting.text_optimizers()
-        particles = [Cell("particles", name) for name in setting.particle_settings()]
+        particles = [BackboneCell("particles", name) for name in setting.particle_settings()]
         return particles + [
-            Cell("text", optimizer.name, seed)
+            BackboneCell("text", optimizer.name, seed)
             for seed in range(setting.text.seeds)
             for optimizer in optimizers
         ]
 
-    def task(self, cell: Cell) -> Task:
+    def task(self, cell: BackboneCell) -> Task:
         return self._particles(cell) if cell.kind == "particles" else self._text(cell)
 
-    def _particles(self, cell: Cell) -> Task:
+    def _particles(self, cell: BackboneCell) -> Task:
         particles = self.setting.particles
         setting = self.setting.particle_settings()[cell.optimizer]
         return Task(
@@ -67,7 +67,7 @@ class BackboneExperiment(Experiment):
             cost=PARTICLE_COST,
         )
 
-    def _text(self, cell: Cell) -> Task:
+    def _text(self, cell: BackboneCell) -> Task:
         text = self.setting.text
         optimizer = next(o for o in self.setting.text_optimizers() if o.name == cell.optimizer)
         fields = dataclasses.asdict(text)
@@ -81,9 +81,10 @@ class BackboneExperiment(Experiment):
             cost=2 * text.steps - text.late_step,
         )
 
-    def _key(self, cell: Cell, *settings: dict) -> tuple:
+    def _key(self, cell: BackboneCell, *settings: dict) -> tuple:
         return (self.NAME, cell.kind, cell.seed, *settings)
 
-    def prepare(self, missing: list[Cell]) -> None:
+    def prepare(self, missing: list[BackboneCell]) -> tuple:
         if any(cell.kind == "text" for cell in missing):
             load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
+        return ()

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from ..intervals import Estimate, over_seeds
-from .experiment import Cell
+from ..intervals import SeedMean, over_seeds
+from .experiment import BackboneCell
 from .geometry import mean_absolute
 from .optimizers import TextOptimizer
 from .setting import BackboneSetting
@@ -23,40 +23,40 @@ class TextResult:
 
     Attributes
     ----------
-    share, dimension, motion : Estimate
-    previous : Estimate, mean |cosine| of the backbones of consecutive windows
-    gradients, updates, intervals : Estimate
+    share, dimension, motion : SeedMean
+    previous : SeedMean, mean |cosine| of the backbones of consecutive windows
+    gradients, updates, intervals : SeedMean
         Mean |cosine| with the backbone of batch gradients, single updates, and updates over the
         steps between two recorded points.
-    across, along : Estimate
+    across, along : SeedMean
         Excursion of the run begun anew over that of the run going on, from the late point to the
         end: ratio of the parts across the backbone, difference of the parts along it in units of
         the late point's coordinate.
-    loss, test : Estimate, training loss at the end and test accuracy
+    loss, test : SeedMean, training loss at the end and test accuracy
     diverged_at : list of the steps at which seeds diverged
-    blocks : dict group -> Estimate of its share
+    blocks : dict group -> SeedMean of its share
     """
 
     optimizer: TextOptimizer
-    share: Estimate
-    dimension: Estimate
-    motion: Estimate
-    previous: Estimate
-    gradients: Estimate
-    updates: Estimate
-    intervals: Estimate
-    across: Estimate
-    along: Estimate
-    loss: Estimate
-    test: Estimate
+    share: SeedMean
+    dimension: SeedMean
+    motion: SeedMean
+    previous: SeedMean
+    gradients: SeedMean
+    updates: SeedMean
+    intervals: SeedMean
+    across: SeedMean
+    along: SeedMean
+    loss: SeedMean
+    test: SeedMean
     diverged_at: list[int]
-    blocks: dict[str, Estimate]
+    blocks: dict[str, SeedMean]
 
     def as_dict(self) -> dict:
         found = {"optimizer": dataclasses.asdict(self.optimizer) | {"label": self.optimizer.label}}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Estimate):
+            if isinstance(value, SeedMean):
                 found[field.name] = value.as_dict()
         found["blocks"] = {name: value.as_dict() for name, value in self.blocks.items()}
         return found | {"diverged_at": self.diverged_at}
@@ -68,19 +68,19 @@ class BackboneResult:
     Parameters
     ----------
     setting : BackboneSetting
-    found : dict Cell -> what its cell returned
+    found : dict BackboneCell -> what its cell returned
     """
 
-    def __init__(self, setting: BackboneSetting, found: dict[Cell, dict]):
+    def __init__(self, setting: BackboneSetting, found: dict[BackboneCell, dict]):
         self.setting = setting
         self.optimizers = {o.name: o for o in setting.text_optimizers()}
         self.runs = {
-            name: [found[Cell("text", name, seed)] for seed in range(setting.text.seeds)]
+            name: [found[BackboneCell("text", name, seed)] for seed in range(setting.text.seeds)]
             for name in self.optimizers
         }
         self.text = {name: self._text(name) for name in self.optimizers}
         self.particles = {
-            name: found[Cell("particles", name)] for name in setting.particle_settings()
+            name: found[BackboneCell("particles", name)] for name in setting.particle_settings()
         }
         self.corpus = next(iter(found[t] for t in found if t.kind == "text"))["corpus"]
         self.matched = self._matched()
@@ -103,7 +103,7 @@ class BackboneResult:
         runs = self.runs[name]
         usable = [run for run in runs if run["diverged_at"] is None and _geometry(run)]
 
-        def over(value) -> Estimate:
+        def over(value) -> SeedMean:
             return over_seeds([value(run) for run in usable])
 
         def at(*path: str):
@@ -115,7 +115,7 @@ class BackboneResult:
 
             return value
 
-        def aligned(kind: str) -> Estimate:
+        def aligned(kind: str) -> SeedMean:
             return over(lambda run: mean_absolute(at("alignment", kind)(run)))
 
         groups = [group for group in runs[0]["sizes"] if group != GROUP]

@@ -15,7 +15,7 @@ from ipslimit.trajectory import Trajectory, displacements, gram_matrix
 
 from ..text.batches import Batch
 from ..text.corpus import load_corpus
-from ..text.training import Training, evaluate
+from ..text.training import TrainingLoop, evaluate
 from ..text.transformer import TextClassifier
 from .checkpoints import RowFile
 from .geometry import describe
@@ -87,7 +87,7 @@ def group_columns(names: list[str], sizes: list[int]) -> dict[str, list[tuple[in
 class _Recorder:
     """Rows of a run: points, gradients and single updates, and the run begun anew."""
 
-    def __init__(self, training: Training, rows: RowFile, setting: TextSetting):
+    def __init__(self, training: TrainingLoop, rows: RowFile, setting: TextSetting):
         self.training, self.rows, self.setting = training, rows, setting
         self.points: dict[int, int] = {0: rows.append(_parameters(training.model))}
         self.gradients: list[int] = []
@@ -125,7 +125,7 @@ class _Recorder:
         (vector,) = np.concatenate(list(self.rows.blocks([row], 0, self.rows.size)), axis=1)
         nn.utils.vector_to_parameters(torch.from_numpy(vector).float(), model.parameters())
 
-    def run_fresh(self, training: Training, batches: Iterator[Batch]) -> None:
+    def run_fresh(self, training: TrainingLoop, batches: Iterator[Batch]) -> None:
         """From the late point with a new optimizer, on the batches that the run itself had."""
         for number, loss in training.steps(batches, self.setting.steps - self.setting.late_step):
             self.fresh_losses.append(loss)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ..frame.command import Outcome, SpreadCommand
 from ..study import Flat
-from .experiment import BoundaryExperiment, BoundarySetting, Cell
+from .experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
 from .results import BoundaryResult, summary
 
 
@@ -27,7 +27,7 @@ class BoundaryCommand(SpreadCommand):
 
     EXPERIMENT = BoundaryExperiment
 
-    def find(self, experiment: BoundaryExperiment, found: dict[Cell, dict]) -> Outcome:
+    def find(self, experiment: BoundaryExperiment, found: dict[BoundaryCell, dict]) -> Outcome:
         from .figure import boundary_figure  # matplotlib is slow to import
 
         result = BoundaryResult(experiment.setting, found)

@@ -67,7 +67,7 @@ class BoundarySetting(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class BoundaryCell:
     """One run: a method at a learning rate, a width, a number of steps and a seed."""
 
     method: str
@@ -77,11 +77,11 @@ class Cell:
     seed: int
 
 
-def cells_of(setting: BoundarySetting) -> list[Cell]:
+def cells_of(setting: BoundarySetting) -> list[BoundaryCell]:
     """All runs of an experiment, the long ones first."""
     width = setting.architecture.width
     runs = [
-        Cell(method, lr, width, setting.steps, seed)
+        BoundaryCell(method, lr, width, setting.steps, seed)
         for seed in range(setting.seeds)
         for lr in setting.lrs
         for method in setting.methods
@@ -89,18 +89,18 @@ def cells_of(setting: BoundarySetting) -> list[Cell]:
     return runs + early_cells(setting)
 
 
-def early_cells(setting: BoundarySetting) -> list[Cell]:
+def early_cells(setting: BoundarySetting) -> list[BoundaryCell]:
     """The short runs of AdamW at several widths."""
     # at the middle learning rate: R2 does not depend on it but through the state it leads to
     lr = sorted(setting.lrs)[len(setting.lrs) // 2]
     return [
-        Cell("adamw", lr, width, setting.early, seed)
+        BoundaryCell("adamw", lr, width, setting.early, seed)
         for width in sorted(setting.widths, reverse=True)
         for seed in range(setting.seeds)
     ]
 
 
-def run_cell(setting: BoundarySetting, cell: Cell) -> dict:
+def run_cell(setting: BoundarySetting, cell: BoundaryCell) -> dict:
     """Train, and return plain numbers.
 
     Returns
@@ -157,10 +157,10 @@ class BoundaryExperiment(Experiment):
 
     NAME = "boundary"
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[BoundaryCell]:
         return cells_of(self.setting)
 
-    def task(self, cell: Cell) -> Task:
+    def task(self, cell: BoundaryCell) -> Task:
         setting = self.setting
         return Task(
             name=f"{cell.method}-lr{cell.lr:g}-d{cell.width}-{cell.steps}-seed{cell.seed}",
@@ -179,5 +179,6 @@ class BoundaryExperiment(Experiment):
             cost=round(cell.steps * (cell.width / 64) ** 1.6),
         )
 
-    def prepare(self, missing: list[Cell]) -> None:
+    def prepare(self, missing: list[BoundaryCell]) -> tuple:
         load_corpus(self.setting.corpus)  # downloads once, before the workers need it
+        return ()

@@ -8,9 +8,9 @@ import math
 import numpy as np
 
 from ..frame.window import Window
-from ..intervals import Estimate, over_seeds
+from ..intervals import SeedMean, over_seeds
 from ..study import StudyError
-from .experiment import CURVES, BoundarySetting, Cell, early_cells
+from .experiment import CURVES, BoundaryCell, BoundarySetting, early_cells
 from .methods import METHODS
 
 PAPER = {"R1": 0.664, "R2": 134.7, "R3": 0.994, "accuracy adamw": 0.8168, "accuracy sbo": 0.8581}
@@ -26,20 +26,20 @@ class MethodResult:
     lr : float
         The one with the highest validation accuracy at the last step, as a mean over seeds.
     tried : dict lr -> mean validation accuracy
-    test : Estimate of the test accuracy at the last step
-    test_best : Estimate of the test accuracy at the evaluation that is best in validation
-    difference : Estimate of test minus AdamW's, seed by seed; None for AdamW or without it
-    quantities : dict name -> Estimate, from the probe
+    test : SeedMean of the test accuracy at the last step
+    test_best : SeedMean of the test accuracy at the evaluation that is best in validation
+    difference : SeedMean of test minus AdamW's, seed by seed; None for AdamW or without it
+    quantities : dict name -> SeedMean, from the probe
     diverged : int, seeds with a non-finite loss at the chosen learning rate
     """
 
     method: str
     lr: float
     tried: dict[float, float]
-    test: Estimate
-    test_best: Estimate
-    difference: Estimate | None
-    quantities: dict[str, Estimate]
+    test: SeedMean
+    test_best: SeedMean
+    difference: SeedMean | None
+    quantities: dict[str, SeedMean]
     diverged: int
 
     def as_dict(self) -> dict:
@@ -58,7 +58,7 @@ class BoundaryResult:
     Parameters
     ----------
     setting : BoundarySetting
-    found : dict Cell -> what `run_cell` returned
+    found : dict BoundaryCell -> what `run_cell` returned
 
     Raises
     ------
@@ -66,7 +66,7 @@ class BoundaryResult:
         If every run of some method diverged.
     """
 
-    def __init__(self, setting: BoundarySetting, found: dict[Cell, dict]):
+    def __init__(self, setting: BoundarySetting, found: dict[BoundaryCell, dict]):
         self.setting, self.found = setting, found
         self.corpus = next(iter(found.values()))["corpus"]
         chosen = {method: self._choose(method) for method in setting.methods}
@@ -83,10 +83,10 @@ class BoundaryResult:
         """The runs of a method at its chosen learning rate, seed by seed."""
         return [self.found[cell] for cell in self._cells[method]]
 
-    def _seeds(self, method: str, lr: float) -> list[Cell]:
+    def _seeds(self, method: str, lr: float) -> list[BoundaryCell]:
         setting = self.setting
         width, steps = setting.architecture.width, setting.steps
-        return [Cell(method, lr, width, steps, seed) for seed in range(setting.seeds)]
+        return [BoundaryCell(method, lr, width, steps, seed) for seed in range(setting.seeds)]
 
     def _choose(self, method: str) -> tuple[float, dict[float, float]]:
         tried = {}
@@ -248,5 +248,5 @@ def _windows(result: BoundaryResult) -> list[str]:
     return lines + [f"  {window.text()}" for window in result.windows()]
 
 
-def _percent(estimate: Estimate, form: str = ".1f") -> str:
+def _percent(estimate: SeedMean, form: str = ".1f") -> str:
     return estimate.times(100).text(form)

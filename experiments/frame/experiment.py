@@ -43,8 +43,9 @@ class Experiment(abc.ABC):
     def task(self, cell: Hashable) -> Task:
         """The run of that name."""
 
-    def prepare(self, missing: list[Hashable]) -> None:  # noqa: B027
-        """Whatever the workers must find done, such as downloads."""
+    def prepare(self, missing: list[Hashable]) -> tuple:
+        """Whatever the workers must find done; returns what is sent to each once, see `run`."""
+        return ()
 
     def path(self, cell: Hashable) -> Path:
         """Where the result of a run lies."""

@@ -23,7 +23,7 @@ def run(
     tasks: dict[Hashable, Task],
     cells: Cells,
     engine: Callable[[int], Engine],
-    prepare: Callable[[list], None] = lambda missing: None,
+    prepare: Callable[[list], tuple] = lambda missing: (),
     progress: bool = True,
 ) -> dict[Hashable, dict]:
     """The result of every task.
@@ -39,8 +39,9 @@ def run(
     engine : callable
         engine(n): where n tasks are computed.
     prepare : callable
-        Called with the keys of the missing tasks before any is begun, if there are any: whatever
-        workers must find done, such as downloads.
+        Called with the keys of the missing tasks before any is begun, if there are any, for
+        whatever workers must find done, such as downloads. What it returns goes to every worker
+        once and stands first among the arguments of every task.
 
     Raises
     ------
@@ -49,15 +50,15 @@ def run(
     """
     with alone(cells.folder / f".{name}-{digest(*(t.file for t in tasks.values()))}.lock"):
         done = _kept(tasks, cells)
-        if missing := [key for key in tasks if key not in done]:
-            prepare(missing)
+        missing = [key for key in tasks if key not in done]
+        shared = prepare(missing) if missing else ()
         with _progress_bar(name, tasks, done, progress) as bar:
             order = TopologicalSorter({key: task.after for key, task in tasks.items()})
             order.prepare()
             while order.is_active():
                 ready = order.get_ready()
                 wave = {key: tasks[key] for key in ready if key not in done}
-                for key, content in _compute(wave, done, engine):
+                for key, content in _compute(wave, shared, done, engine):
                     write_cell(cells.folder / tasks[key].file, content)
                     done[key] = content
                     bar.set_postfix_str(tasks[key].name, refresh=False)
@@ -83,7 +84,7 @@ def _kept(tasks: dict[Hashable, Task], cells: Cells) -> dict[Hashable, dict]:
 
 
 def _compute(
-    tasks: dict[Hashable, Task], done: dict, engine: Callable[[int], Engine]
+    tasks: dict[Hashable, Task], shared: tuple, done: dict, engine: Callable[[int], Engine]
 ) -> Iterator[tuple[Hashable, dict]]:
     """The results of tasks that wait for nothing, as they finish."""
     if tasks:
@@ -91,12 +92,12 @@ def _compute(
             key: (task.function, (*task.arguments, *(done[first] for first in task.after)))
             for key, task in tasks.items()
         }
-        yield from engine(len(calls)).run(_call, (), calls)
+        yield from engine(len(calls)).run(_call, (shared,), calls)
 
 
-def _call(function: Callable[..., dict], arguments: tuple) -> dict:
+def _call(shared: tuple, function: Callable[..., dict], arguments: tuple) -> dict:
     """A task in a worker."""
-    return function(*arguments)
+    return function(*shared, *arguments)
 
 
 def _progress_bar(name: str, tasks: dict[Hashable, Task], done: dict, shown: bool) -> tqdm:

@@ -19,7 +19,8 @@ class Task:
     function : importable by name
         Gives the result, which JSON can hold.
     arguments : tuple
-        What it is called with; the results of `after` follow them.
+        What it is called with, behind what the runner's `prepare` gives to all tasks; the results
+        of `after` follow.
     key : tuple
         All that the result depends on, and nothing else, in plain types.
     form : see `store.require_form`

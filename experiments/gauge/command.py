@@ -10,7 +10,7 @@ from ipslimit.checks import resolve_device
 
 from ..frame.command import Outcome, SpreadCommand
 from ..study import Flat
-from .experiment import AS_IT_IS, Cell, GaugeExperiment, GaugeSetting, numbers
+from .experiment import AS_IT_IS, GaugeCell, GaugeExperiment, GaugeSetting, numbers
 from .results import COLUMNS, GaugeResult
 
 
@@ -40,7 +40,7 @@ class GaugeCommand(SpreadCommand):
     def experiment(self) -> GaugeExperiment:
         return GaugeExperiment(self.chosen, self.out / "cells", self.device)
 
-    def find(self, experiment: GaugeExperiment, found: dict[Cell, dict]) -> Outcome:
+    def find(self, experiment: GaugeExperiment, found: dict[GaugeCell, dict]) -> Outcome:
         from .figure import gauge_figure  # matplotlib is slow to import
 
         as_it_is = {treatment: numbers(found[cell]) for treatment, cell in AS_IT_IS.items()}

@@ -33,7 +33,7 @@ Size = Annotated[int, Whole(1, MOST_HEADS)]
 Factor = Annotated[float, Real(1.0, 2.0**20, include_low=False)]
 
 
-class Cell(NamedTuple):
+class GaugeCell(NamedTuple):
     """What names a run; factor 1 is the law as it is."""
 
     treatment: str
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     gauge: int
 
 
-AS_IT_IS = {treatment: Cell(treatment, 1.0, 0) for treatment in TREATMENTS}
+AS_IT_IS = {treatment: GaugeCell(treatment, 1.0, 0) for treatment in TREATMENTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +104,10 @@ class GaugeSetting(Checked):
         ends = tuple(sorted({min(self.factors), max(self.factors)}))
         return dataclasses.replace(self, factors=ends, gauges=1)
 
-    def runs(self) -> list[Cell]:
+    def runs(self) -> list[GaugeCell]:
         """All runs but those of the law as it is."""
         return [
-            Cell(treatment, factor, gauge)
+            GaugeCell(treatment, factor, gauge)
             for factor in sorted(self.factors)
             for gauge in range(self.gauges)
             for treatment in TREATMENTS
@@ -130,7 +130,7 @@ class GaugeSetting(Checked):
         return Problem(problem.contexts, problem.targets, law, problem.causal)
 
 
-def train(study: GaugeSetting, device: str, cell: Cell) -> dict:
+def train(study: GaugeSetting, device: str, cell: GaugeCell) -> dict:
     """Both models of one law under one treatment, as plain types for a file.
 
     The value at "limit" and at "particles" has "status", "notes" and "loss", "error" (of the limit,
@@ -140,7 +140,7 @@ def train(study: GaugeSetting, device: str, cell: Cell) -> dict:
     return finite(_train(study, device, cell))
 
 
-def _train(study: GaugeSetting, device: str, cell: Cell) -> dict:
+def _train(study: GaugeSetting, device: str, cell: GaugeCell) -> dict:
     setting, recorded = study.setting, study.recorded
     problem, rule = study.problem(cell.factor, cell.gauge), study.rule(cell.treatment)
     limit = solve_limit(problem, rule, setting.steps, study.tol, recorded, device)
@@ -162,7 +162,7 @@ def _train(study: GaugeSetting, device: str, cell: Cell) -> dict:
     return found
 
 
-def measure(study: GaugeSetting, device: str, cell: Cell, as_it_is: dict) -> dict:
+def measure(study: GaugeSetting, device: str, cell: GaugeCell, as_it_is: dict) -> dict:
     """As `train`, with the distances from the law as it is in place of the trajectories.
 
     A distance is max_s sqrt(mean_{b,i} |v(s) - v_1(s)|^2), NaN where a run diverged.
@@ -203,10 +203,10 @@ class GaugeExperiment(Experiment):
         super().__init__(setting, folder)
         self.device = device
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[GaugeCell]:
         return [*AS_IT_IS.values(), *self.setting.runs()]
 
-    def task(self, cell: Cell) -> Task:
+    def task(self, cell: GaugeCell) -> Task:
         fields = dataclasses.asdict(self.setting)
         # what other runs there are decides nothing
         key = {name: value for name, value in fields.items() if name not in ("factors", "gauges")}

@@ -9,7 +9,7 @@ from typing import Annotated
 from ..frame.command import ExperimentCommand, Outcome
 from ..study import Flat
 from ..text.transformer import make_decoder
-from .experiment import Cell, RebalanceExperiment, RebalanceSetting
+from .experiment import RebalanceCell, RebalanceExperiment, RebalanceSetting
 from .results import COLUMNS, RebalanceResult, summary
 
 
@@ -35,7 +35,7 @@ class RebalanceCommand(ExperimentCommand):
     def experiment(self) -> RebalanceExperiment:
         return RebalanceExperiment(self.chosen, self.out / "cells", self.cache)
 
-    def find(self, experiment: RebalanceExperiment, found: dict[Cell, dict]) -> Outcome:
+    def find(self, experiment: RebalanceExperiment, found: dict[RebalanceCell, dict]) -> Outcome:
         from .figure import rebalance_figure  # matplotlib is slow to import
 
         setting, tokens = experiment.setting, experiment.tokens

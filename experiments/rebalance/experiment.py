@@ -100,7 +100,7 @@ class RebalanceSetting(Checked):
         return Shape(variant, self.vocabulary, self.context, self.width, self.layers, self.heads)
 
 
-class Cell(NamedTuple):
+class RebalanceCell(NamedTuple):
     """What names a run."""
 
     variant: str
@@ -126,7 +126,7 @@ def key_parts(setting: RebalanceSetting, tokens: str) -> tuple[tuple, tuple]:
     return (common, tokens), (digest(common, tokens), later)
 
 
-def checkpoint_path(folder: Path, keys: Keys, cell: Cell) -> Path:
+def checkpoint_path(folder: Path, keys: Keys, cell: RebalanceCell) -> Path:
     variant, seed, _ = cell
     return folder / f"{variant}-{seed}-{keys.base}.checkpoint"
 
@@ -145,34 +145,34 @@ class RebalanceExperiment(Experiment):
         self.tokens = tokenize(self.text, setting.vocabulary, self.folder, self.damaged)
         _refuse_short(self.tokens, setting.context)
 
-    def cells(self) -> list[Cell]:
-        names = [BASE.name, *(arm.name for arm in ARMS)]
-        setting = self.setting
+    def cells(self) -> list[RebalanceCell]:
         return [
-            Cell(v, s, n) for v in setting.variants for s in range(setting.seeds) for n in names
+            RebalanceCell(variant, seed, arm.name)
+            for variant in self.setting.variants
+            for seed in range(self.setting.seeds)
+            for arm in (BASE, *ARMS)
         ]
 
-    def task(self, cell: Cell) -> Task:
-        arm = BY_NAME[cell.arm]
-        base = None if arm is BASE else Cell(cell.variant, cell.seed, BASE.name)
-        return Task(
-            name="-".join(map(str, cell)),
-            function=run_base if base is None else run_other,
-            arguments=(self.setting, self.folder, self.keys, self.tokens_key, cell),
-            key=self._key_parts[0 if base is None else 1],
-            form=BASE_FORM if base is None else FORM,
-            cost=self._steps(cell),
-            after=() if base is None else (base,),
-            intact=functools.partial(self._checkpoint_intact, cell) if base is None else None,
-        )
+    def task(self, cell: RebalanceCell) -> Task:
+        common = {
+            "name": "-".join(map(str, cell)),
+            "arguments": (self.setting, self.folder, self.keys, self.tokens_key, cell),
+            "cost": self._steps(cell),
+        }
+        base_key, arm_key = self._key_parts
+        base = cell._replace(arm=BASE.name)
+        if cell == base:
+            intact = functools.partial(self._checkpoint_intact, cell)
+            return Task(function=run_base, key=base_key, form=BASE_FORM, intact=intact, **common)
+        return Task(function=run_other, key=arm_key, form=FORM, after=(base,), **common)
 
-    def _steps(self, cell: Cell) -> int:
+    def _steps(self, cell: RebalanceCell) -> int:
         arm = BY_NAME[cell.arm]
         if arm is BASE:
             return self.setting.steps
         return self.setting.resumed_steps if arm.resumed else self.setting.start_steps
 
-    def _checkpoint_intact(self, cell: Cell) -> bool:
+    def _checkpoint_intact(self, cell: RebalanceCell) -> bool:
         """Whether arms can start from the checkpoint of this base."""
         path = checkpoint_path(self.folder, self.keys, cell)
         setting = self.setting
@@ -189,7 +189,9 @@ class RebalanceExperiment(Experiment):
         return True
 
 
-def run_base(setting: RebalanceSetting, folder: Path, keys: Keys, tokens: str, cell: Cell) -> dict:
+def run_base(
+    setting: RebalanceSetting, folder: Path, keys: Keys, tokens: str, cell: RebalanceCell
+) -> dict:
     """As `run_arm`, up to where other starts are compared, and on; leaves the checkpoint.
 
     "checkpoint" of the result is the loss at the end.
@@ -205,7 +207,12 @@ def run_base(setting: RebalanceSetting, folder: Path, keys: Keys, tokens: str, c
 
 
 def run_other(
-    setting: RebalanceSetting, folder: Path, keys: Keys, tokens: str, cell: Cell, base: dict
+    setting: RebalanceSetting,
+    folder: Path,
+    keys: Keys,
+    tokens: str,
+    cell: RebalanceCell,
+    base: dict,
 ) -> dict:
     """Train an arm from the checkpoint that `base` left, or from the initial model."""
     trainer, held_out = _trainer(setting, folder, tokens, cell)
@@ -217,7 +224,7 @@ def run_other(
 
 
 def _trainer(
-    setting: RebalanceSetting, folder: Path, tokens: str, cell: Cell
+    setting: RebalanceSetting, folder: Path, tokens: str, cell: RebalanceCell
 ) -> tuple[Trainer, np.ndarray]:
     """At its first step, and the windows on which perplexity is measured."""
     train, held_out = _windows(folder, tokens, setting.context, setting.held_out_windows)

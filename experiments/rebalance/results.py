@@ -11,7 +11,7 @@ import numpy as np
 from ..frame.window import Window
 from ..intervals import over_seeds
 from .arms import ARMS, BASE, BY_NAME, Arm
-from .experiment import Cell, RebalanceSetting
+from .experiment import RebalanceCell, RebalanceSetting
 
 # The abstract of the paper, on a model of 123.8M parameters and another text: perplexity gaps of a
 # resumed, rescaled checkpoint. Ours are not the same quantity: perplexity is per token, and
@@ -44,7 +44,7 @@ class Gap:
 class RebalanceResult:
     """Gaps, figures asked for, and timings, out of finished runs."""
 
-    def __init__(self, setting: RebalanceSetting, cells: dict[Cell, dict]):
+    def __init__(self, setting: RebalanceSetting, cells: dict[RebalanceCell, dict]):
         self.setting, self.cells = setting, cells
         self.gaps = [
             self.gap(variant, arm, against)

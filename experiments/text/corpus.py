@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ..frame.fields import Checked, Count, Natural, Whole
 from .batches import Batches
-from .reviews import Part, load_reviews, require_data
+from .reviews import ReviewSet, load_reviews, require_data
 from .words import Vocabulary
 
 
@@ -58,7 +58,7 @@ def load_corpus(setting: CorpusSetting) -> Corpus:
     reviews = load_reviews(setting.data, setting.split_seed)
     vocabulary = Vocabulary.of(reviews.train.texts, setting.vocabulary)
 
-    def encoded(part: Part) -> Batches:
+    def encoded(part: ReviewSet) -> Batches:
         texts = [vocabulary.encode(text, setting.longest) for text in part.texts]
         return Batches(texts, part.labels, setting.batch)
 

@@ -1,6 +1,6 @@
 """Training on text: one loop for every model and optimizer, and one that can be stopped anywhere.
 
-`Training` takes batches as they come. `Trainer` is one whose place in the data is part of its
+`TrainingLoop` takes batches as they come. `Trainer` is one whose place in the data is part of its
 state, so that a language model goes on from a checkpoint to the last bit.
 """
 
@@ -27,7 +27,7 @@ from .transformer import Decoder, Shape, make_decoder
 
 
 @dataclasses.dataclass
-class Training:
+class TrainingLoop:
     """A model, its optimizer, and whatever looks at the inputs of its layers.
 
     Attributes
@@ -116,7 +116,7 @@ class OtherModel(ValueError):
     """A checkpoint of other settings."""
 
 
-class Trainer(Training):
+class Trainer(TrainingLoop):
     """A language model, its optimizer and its place in the data; all go into a checkpoint.
 
     The batch of step k depends on (seed, k) alone: windows are drawn without replacement, in a new
