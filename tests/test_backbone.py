@@ -96,8 +96,9 @@ def test_streamed_geometry_is_that_of_the_parameters(text, tmp_path, kind):
     for step in range(text.steps):
         training.gradient(next(batches))
         before = trunk()
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad
-                 for p in model.layers.parameters()]  # fmt: skip
+        grads = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in model.layers.parameters()
+        ]
         training.optimizer.step()
         if step and step % text.every == 0:
             gradients.append(torch.cat([g.flatten() for g in grads]).double())
@@ -169,8 +170,10 @@ def test_inner_products_are_averages_over_all_heads():
     expected = 0.0
     for r in range(3):
         for place, atom in enumerate(run.atoms[0, r].tolist()):
-            moved = [run.heads[k][0].packed[r, :, place] - run.heads[0][0].packed[r, :, place]
-                     for k in (3, 8)]  # fmt: skip
+            moved = [
+                run.heads[k][0].packed[r, :, place] - run.heads[0][0].packed[r, :, place]
+                for k in (3, 8)
+            ]
             expected += int(counts[r, atom]) / 50 / 3 * float(moved[0] @ moved[1])
     assert gram[2, 7] == pytest.approx(expected, rel=1e-12)
 

@@ -141,13 +141,12 @@ def test_tables_hold_what_was_measured(small, found):
     _, runs = found
     result = BoundaryResult(small, runs)
     for method, line in result.methods.items():
-        at = {
-            lr: np.mean([
-                runs[BoundaryCell(method, lr, 8, 6, seed)]["evaluations"][-1]["validation_accuracy"]
-                for seed in range(2)
-            ])
-            for lr in small.lrs
-        }  # fmt: skip
+        at = {}
+        for lr in small.lrs:
+            ends = [
+                runs[BoundaryCell(method, lr, 8, 6, seed)]["evaluations"][-1] for seed in (0, 1)
+            ]
+            at[lr] = np.mean([end["validation_accuracy"] for end in ends])
         assert line.tried == at
         assert at[line.lr] == max(at.values())
         chosen = [runs[BoundaryCell(method, line.lr, 8, 6, seed)] for seed in range(2)]

@@ -218,8 +218,12 @@ def test_a_window_holds_what_is_measured_inside_it():
     assert Window("x", float("-inf"), 1e-5, 1.0).expected == "<= 1e-05"
     assert not Window("x", -0.1, 0.1, None).inside
     assert inside.as_dict() == {
-        "what": "x", "low": -0.1, "high": 0.1, "measured": 0.05, "inside": True
-    }  # fmt: skip
+        "what": "x",
+        "low": -0.1,
+        "high": 0.1,
+        "measured": 0.05,
+        "inside": True,
+    }
 
 
 FRAMED = {name: c for name, c in COMMANDS.items() if issubclass(c, ExperimentCommand)}
@@ -278,9 +282,9 @@ def test_options_that_all_have_mean_one_thing(name, capsys, tmp_path):
 
 
 def test_workers_of_a_scheduler_are_its_own(reviews, tmp_path, capsys):
+    wrong = ["--workers", "2", "--scheduler", "tcp://127.0.0.1:1"]
     with pytest.raises(SystemExit) as left:
-        main([*tiny("boundary", reviews), "--out", str(tmp_path), "--workers", "2",
-              "--scheduler", "tcp://127.0.0.1:1"])  # fmt: skip
+        main([*tiny("boundary", reviews), "--out", str(tmp_path), *wrong])
     assert left.value.code == 2
     assert "workers must be left out with a scheduler" in capsys.readouterr().err
 

@@ -26,10 +26,20 @@ from experiments.text.training import Recipe
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
 TINY = RebalanceSetting(
-    data=TEXT, seeds=1, steps=4, resumed_steps=12, start_steps=3, vocabulary=300, context=8,
-    width=16, layers=1, heads=2, held_out_windows=16, recipe=Recipe(batch=4, lr=1e-2, warmup=0),
+    data=TEXT,
+    seeds=1,
+    steps=4,
+    resumed_steps=12,
+    start_steps=3,
+    vocabulary=300,
+    context=8,
+    width=16,
+    layers=1,
+    heads=2,
+    held_out_windows=16,
+    recipe=Recipe(batch=4, lr=1e-2, warmup=0),
     treatment=Treatment(every=5),
-)  # fmt: skip
+)
 
 
 def without_seconds(cells):

@@ -110,8 +110,16 @@ def test_unknown_data_is_refused(data):
 
 def test_words():
     assert words("It's a Œuvre!  Don’t—ever, 2nd_rate?") == [
-        "it's", "a", "œuvre", "!", "don't", "ever", "2nd", "rate", "?"
-    ]  # fmt: skip
+        "it's",
+        "a",
+        "œuvre",
+        "!",
+        "don't",
+        "ever",
+        "2nd",
+        "rate",
+        "?",
+    ]
 
 
 def test_vocabulary_lists_the_frequent_words():
