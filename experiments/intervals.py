@@ -11,7 +11,7 @@ from scipy import stats
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class SeedMean:
     """A mean over seeds.
 
     Attributes
@@ -32,6 +32,11 @@ class Estimate:
         """Seeds whose value is not finite, and which the mean leaves out."""
         return sum(not math.isfinite(value) for value in self.values)
 
+    def times(self, factor: float) -> SeedMean:
+        """Of values that are all so many times as large; the factor is positive."""
+        ends = (None if end is None else factor * end for end in (self.low, self.high))
+        return SeedMean(factor * self.mean, *ends, tuple(factor * value for value in self.values))
+
     def text(self, form: str = ".3g") -> str:
         """ "0.66 [0.61, 0.71]", with a note where seeds are missing."""
         shown = format(self.mean, form)
@@ -44,13 +49,13 @@ class Estimate:
         return {"mean": self.mean, "ci95": interval, "values": list(self.values)}
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
+def over_seeds(values: Sequence[float]) -> SeedMean:
     """Mean and 95 % interval of one value a seed."""
     given = np.array(values, dtype=float)
     finite = given[np.isfinite(given)]
     mean = float(finite.mean()) if finite.size else math.nan
     if finite.size < 2:
-        return Estimate(mean, None, None, tuple(given.tolist()))
+        return SeedMean(mean, None, None, tuple(given.tolist()))
     deviation = float(finite.std(ddof=1)) / math.sqrt(finite.size)
     half = float(stats.t.ppf(0.975, finite.size - 1)) * deviation
-    return Estimate(mean, mean - half, mean + half, tuple(given.tolist()))
+    return SeedMean(mean, mean - half, mean + half, tuple(given.tolist()))

@@ -19,16 +19,14 @@ from experiments.backbone.particle_run import (
     limit_trajectory,
     particle_study,
 )
-from experiments.backbone.results import BackboneResult
+from experiments.backbone.results import BackboneResult, summary
 from experiments.backbone.setting import BackboneSetting, ParticleSetting, TextSetting
-from experiments.backbone.summary import summary
 from experiments.backbone.text_run import group_columns, text_cell
-from experiments.boundary.setting import Architecture
 from experiments.cli import main
 from experiments.provenance import provenance
 from experiments.study import Setting
-from experiments.text.classifier import TextClassifier
 from experiments.text.corpus import CorpusSetting, load_corpus
+from experiments.text.transformer import Architecture, TextClassifier
 from ipslimit import train_particles
 
 
@@ -92,14 +90,15 @@ def test_streamed_geometry_is_that_of_the_parameters(text, tmp_path, kind):
     training, batches = optimizer.make(model), corpus.train.stream(1)
 
     def trunk():
-        return torch.cat([p.detach().flatten() for p in model.blocks.parameters()]).double()
+        return torch.cat([p.detach().flatten() for p in model.layers.parameters()]).double()
 
     points, gradients, updates = [trunk()], [], []
     for step in range(text.steps):
         training.gradient(next(batches))
         before = trunk()
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad
-                 for p in model.blocks.parameters()]  # fmt: skip
+        grads = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in model.layers.parameters()
+        ]
         training.optimizer.step()
         if step and step % text.every == 0:
             gradients.append(torch.cat([g.flatten() for g in grads]).double())
@@ -142,12 +141,6 @@ def test_a_run_that_diverges_keeps_what_came_before(text, tmp_path):
     assert math.isnan(cell["test"])
 
 
-def memoryless(**changes):
-    return dataclasses.replace(
-        STUDY, rule="sgd", lr=0.05, momentum=0.0, weight_decay=0.0, **changes
-    )
-
-
 def test_gradient_descent_moves_against_the_gradients_that_are_recorded():
     setting = dataclasses.replace(STUDY, rule="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
     limit = limit_trajectory(setting, PARTICLES)
@@ -177,8 +170,10 @@ def test_inner_products_are_averages_over_all_heads():
     expected = 0.0
     for r in range(3):
         for place, atom in enumerate(run.atoms[0, r].tolist()):
-            moved = [run.heads[k][0].packed[r, :, place] - run.heads[0][0].packed[r, :, place]
-                     for k in (3, 8)]  # fmt: skip
+            moved = [
+                run.heads[k][0].packed[r, :, place] - run.heads[0][0].packed[r, :, place]
+                for k in (3, 8)
+            ]
             expected += int(counts[r, atom]) / 50 / 3 * float(moved[0] @ moved[1])
     assert gram[2, 7] == pytest.approx(expected, rel=1e-12)
 
@@ -208,10 +203,10 @@ def found(text, tmp_path_factory):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(found, monkeypatch):
     experiment, first = found
     again = BackboneExperiment(experiment.setting, experiment.folder)
-    monkeypatch.setattr("experiments.text.experiment.run_all", lambda *_: iter(()))
+    monkeypatch.setattr("experiments.frame.runner._compute", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
-    paths = sorted(experiment.cells.iterdir())
+    paths = sorted(experiment.folder.iterdir())
     assert len(paths) == 3 * 2 + 3  # three optimizers: two seeds on text, one particle study
     before = paths[-1].read_bytes()
     paths[-1].write_bytes(before[:-9])

@@ -10,19 +10,23 @@ import torch
 from scipy import stats
 from test_reviews import make_imdb
 
-from experiments.boundary.cells import Cell, cells_of, run_cell
-from experiments.boundary.experiment import BoundaryExperiment
+from experiments.boundary.experiment import (
+    BoundaryCell,
+    BoundaryExperiment,
+    BoundarySetting,
+    cells_of,
+    run_cell,
+)
 from experiments.boundary.methods import METHODS
-from experiments.boundary.results import BoundaryResult, Window
-from experiments.boundary.setting import Architecture, BoundarySetting
-from experiments.boundary.summary import summary
+from experiments.boundary.results import BoundaryResult, summary
 from experiments.cli import main
+from experiments.frame.window import Window
 from experiments.intervals import over_seeds
 from experiments.provenance import provenance
 from experiments.study import StudyError
 from experiments.text.batches import Batch
-from experiments.text.classifier import TextClassifier
 from experiments.text.corpus import CorpusSetting
+from experiments.text.transformer import Architecture, TextClassifier
 from ipslimit.optim import SBOAdamW
 
 
@@ -109,17 +113,17 @@ def test_without_compensation_the_bias_lacks_just_that():
 
 
 def test_a_cell_depends_on_nothing_but_itself(small, found):
-    cell = Cell("sbo-ema", 1e-2, 8, 6, 1)
+    cell = BoundaryCell("sbo-ema", 1e-2, 8, 6, 1)
     assert run_cell(small, cell) == found[1][cell]
 
 
 def test_finished_runs_are_kept_and_damaged_ones_made_again(small, found, monkeypatch):
     experiment, first = found
     again = BoundaryExperiment(small, experiment.folder)
-    monkeypatch.setattr("experiments.text.experiment.run_all", lambda *_: iter(()))
+    monkeypatch.setattr("experiments.frame.runner._compute", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
-    paths = sorted(experiment.cells.iterdir())
+    paths = sorted(experiment.folder.iterdir())
     assert len(paths) == len(cells_of(small)) == 2 * 2 * 6 + 2 * 2
     before = paths[3].read_bytes()
     paths[3].write_bytes(before[:-20])
@@ -137,16 +141,15 @@ def test_tables_hold_what_was_measured(small, found):
     _, runs = found
     result = BoundaryResult(small, runs)
     for method, line in result.methods.items():
-        at = {
-            lr: np.mean([
-                runs[Cell(method, lr, 8, 6, seed)]["evaluations"][-1]["validation_accuracy"]
-                for seed in range(2)
-            ])
-            for lr in small.lrs
-        }  # fmt: skip
+        at = {}
+        for lr in small.lrs:
+            ends = [
+                runs[BoundaryCell(method, lr, 8, 6, seed)]["evaluations"][-1] for seed in (0, 1)
+            ]
+            at[lr] = np.mean([end["validation_accuracy"] for end in ends])
         assert line.tried == at
         assert at[line.lr] == max(at.values())
-        chosen = [runs[Cell(method, line.lr, 8, 6, seed)] for seed in range(2)]
+        chosen = [runs[BoundaryCell(method, line.lr, 8, 6, seed)] for seed in range(2)]
         assert line.test.values == tuple(r["evaluations"][-1]["test_accuracy"] for r in chosen)
         assert line.quantities["R1"].values == tuple(r["summary"]["R1"] for r in chosen)
     assert result.methods["adamw"].difference is None
@@ -163,17 +166,19 @@ def test_a_learning_rate_at_which_a_seed_diverges_is_not_chosen(small, found):
     runs = dict(found[1])
     best = BoundaryResult(small, runs).methods["sbo"].lr
     for seed in (0, 1):
-        cell = Cell("sbo", best, 8, 6, seed)
+        cell = BoundaryCell("sbo", best, 8, 6, seed)
         runs[cell] = with_loss(runs[cell], 3)
         assert BoundaryResult(small, runs).methods["sbo"].lr != best
     for lr in small.lrs:
-        runs[Cell("sbo", lr, 8, 6, 0)] = with_loss(runs[Cell("sbo", lr, 8, 6, 0)], 3)
+        runs[BoundaryCell("sbo", lr, 8, 6, 0)] = with_loss(
+            runs[BoundaryCell("sbo", lr, 8, 6, 0)], 3
+        )
     with pytest.raises(StudyError, match="SBO, batch centre diverged"):
         BoundaryResult(small, runs)
 
 
 def test_a_run_that_diverges_is_flagged(small):
-    cell = Cell("adamw", 1e30, 8, 6, 0)
+    cell = BoundaryCell("adamw", 1e30, 8, 6, 0)
     run = run_cell(small, cell)
     assert run["diverged_at"] is not None and not math.isfinite(run["loss"][-1])
     assert len(run["curves"]["energy"]) == run["diverged_at"] - 1

@@ -69,16 +69,19 @@ def test_a_killed_study_resumes_to_the_same_files(finished, capsys):
         assert (finished / name).read_bytes() == content
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--law", "xavier"], "law must be atoms"),
-    (["--rebalance", "2"], "rebalance must be 0"),
-    (["--factors", "1"], "factors must be a finite number in (1"),
-    (["--factors", "2", "2"], "factors must be distinct"),
-    (["--depth", "20"], "depth must be a multiple of 16"),
-    (["--soft", "1"], "soft must be"),
-    (["--every", "0"], "every must be at least 1"),
-    (["--rule", "sgd", "--momentum", "0.9"], "momentum holds weight_decay"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--law", "xavier"], "law must be atoms"),
+        (["--rebalance", "2"], "rebalance must be 0"),
+        (["--factors", "1"], "factors must be a finite number in (1"),
+        (["--factors", "2", "2"], "factors must be distinct"),
+        (["--depth", "20"], "depth must be a multiple of 16"),
+        (["--soft", "1"], "soft must be"),
+        (["--every", "0"], "every must be at least 1"),
+        (["--rule", "sgd", "--momentum", "0.9"], "momentum holds weight_decay"),
+    ],
+)
 def test_bad_settings_are_refused_in_one_line(capsys, tmp_path, flags, message):
     with pytest.raises(SystemExit) as stopped:
         main(["gauge", *flags, "--out", str(tmp_path)])

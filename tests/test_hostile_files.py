@@ -14,11 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import cells as sweep_cells
-from experiments.backbone.experiment import BackboneExperiment, Task
+from experiments.backbone.experiment import BackboneCell, BackboneExperiment
 from experiments.backbone.setting import BackboneSetting
-from experiments.boundary.cells import Cell
-from experiments.boundary.experiment import BoundaryExperiment
-from experiments.boundary.setting import BoundarySetting
+from experiments.boundary.experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
 from experiments.store import Cells, DamagedFile, _checksum, read_cell, write_blob, write_cell
 from experiments.study import Setting, Sizes, Study
 from experiments.sweep import Sweep
@@ -186,8 +184,8 @@ def test_hostile_cells_of_a_sweep_are_reported_and_computed_again(swept, tmp_pat
 def test_hostile_cells_of_other_experiments_are_reported(tmp_path, fitting):
     boundary = BoundaryExperiment(BoundarySetting(), tmp_path)
     backbone = BackboneExperiment(BackboneSetting(), tmp_path)
-    cell = Cell("sbo", 1e-3, 64, 5, 0)
-    tasks = [Task("text", "sgd", 0), Task("particles", "sgd")]
+    cell = BoundaryCell("sbo", 1e-3, 64, 5, 0)
+    tasks = [BackboneCell("text", "sgd", 0), BackboneCell("particles", "sgd")]
     contents = [*payloads(tmp_path), *ODD]
     for content in contents:
         put(boundary.path(cell), content, fitting)
@@ -207,11 +205,11 @@ class TestRebalance:
     def ran(self, tmp_path_factory):
         pytest.importorskip("tokenizers")
         from experiments.rebalance.arms import Treatment
-        from experiments.rebalance.cells import Cells as Runs
-        from experiments.rebalance.study import RebalanceStudy
-        from experiments.rebalance.training import Recipe
+        from experiments.rebalance.experiment import RebalanceExperiment as Runs
+        from experiments.rebalance.experiment import RebalanceSetting
+        from experiments.text.training import Recipe
 
-        study = RebalanceStudy(
+        study = RebalanceSetting(
             data=str(ROOT / "README.md"), variants=("classic",), seeds=1, steps=2,
             resumed_steps=1, start_steps=1, vocabulary=300, context=8, width=8, layers=1, heads=2,
             held_out_windows=4, recipe=Recipe(batch=2), treatment=Treatment(every=5),

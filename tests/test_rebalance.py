@@ -18,18 +18,28 @@ pytest.importorskip("tokenizers")
 from experiments.cli import main
 from experiments.provenance import provenance
 from experiments.rebalance.arms import ARMS, BASE, Treatment
-from experiments.rebalance.cells import Cells, cell_path, checkpoint_path
-from experiments.rebalance.report import Report, check_lines, shown_gap, table
-from experiments.rebalance.study import RebalanceStudy
-from experiments.rebalance.training import Recipe
+from experiments.rebalance.experiment import RebalanceCell, RebalanceSetting, checkpoint_path
+from experiments.rebalance.experiment import RebalanceExperiment as Runs
+from experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
 from experiments.study import StudyError
+from experiments.text.training import Recipe
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
-TINY = RebalanceStudy(
-    data=TEXT, seeds=1, steps=4, resumed_steps=12, start_steps=3, vocabulary=300, context=8,
-    width=16, layers=1, heads=2, held_out_windows=16, recipe=Recipe(batch=4, lr=1e-2, warmup=0),
+TINY = RebalanceSetting(
+    data=TEXT,
+    seeds=1,
+    steps=4,
+    resumed_steps=12,
+    start_steps=3,
+    vocabulary=300,
+    context=8,
+    width=16,
+    layers=1,
+    heads=2,
+    held_out_windows=16,
+    recipe=Recipe(batch=4, lr=1e-2, warmup=0),
     treatment=Treatment(every=5),
-)  # fmt: skip
+)
 
 
 def without_seconds(cells):
@@ -40,7 +50,7 @@ def without_seconds(cells):
 def ran(tmp_path_factory):
     """The tiny study, and what it found."""
     folder = tmp_path_factory.mktemp("cells")
-    return folder, Cells(TINY, folder).run(workers=1, progress=False)
+    return folder, Runs(TINY, folder).run(workers=1, progress=False)
 
 
 def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
@@ -66,41 +76,44 @@ def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
 
 def test_finished_runs_are_kept_and_lost_ones_made_again_alike(ran):
     folder, cells = ran
-    keys = Cells(TINY, folder).keys
-    base = ("classic", 0, "base")
-    damaged, lost = ("classic", 0, "rescaled-soft"), ("classic", 0, "start")
-    path = cell_path(folder, keys, damaged)
+    runs = Runs(TINY, folder)
+    base = RebalanceCell("classic", 0, "base")
+    damaged, lost = (
+        RebalanceCell("classic", 0, "rescaled-soft"),
+        RebalanceCell("classic", 0, "start"),
+    )
+    path = runs.path(damaged)
     path.write_bytes(path.read_bytes()[:-9])
-    cell_path(folder, keys, lost).unlink()
-    checkpoint = checkpoint_path(folder, keys, base)
+    runs.path(lost).unlink()
+    checkpoint = checkpoint_path(folder, runs.keys, base)
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    untouched = cell_path(folder, keys, ("modern", 0, "base")).stat().st_mtime_ns
-    again = Cells(TINY, folder)
+    untouched = runs.path(RebalanceCell("modern", 0, "base")).stat().st_mtime_ns
+    again = Runs(TINY, folder)
     found = again.run(workers=1, progress=False)
     assert without_seconds(found) == without_seconds(cells)
     assert [("computed again" in line) for line in again.damaged] == [True, True]
-    assert cell_path(folder, keys, ("modern", 0, "base")).stat().st_mtime_ns == untouched
+    assert runs.path(RebalanceCell("modern", 0, "base")).stat().st_mtime_ns == untouched
 
 
 def test_other_settings_are_other_runs(ran):
     folder, _ = ran
-    keys = Cells(TINY, folder).keys
-    assert Cells(dataclasses.replace(TINY, seeds=3, variants=("modern",)), folder).keys == keys
+    keys = Runs(TINY, folder).keys
+    assert Runs(dataclasses.replace(TINY, seeds=3, variants=("modern",)), folder).keys == keys
     for change in (
         {"steps": 5},
         {"recipe": dataclasses.replace(TINY.recipe, lr=1e-3)},
         {"vocabulary": 301},
     ):
-        assert not set(Cells(dataclasses.replace(TINY, **change), folder).keys) & set(keys)
+        assert not set(Runs(dataclasses.replace(TINY, **change), folder).keys) & set(keys)
     # the checkpoint is trained before it is treated
-    treated = Cells(dataclasses.replace(TINY, treatment=Treatment(every=6)), folder).keys
+    treated = Runs(dataclasses.replace(TINY, treatment=Treatment(every=6)), folder).keys
     assert treated.base == keys.base and treated.arms != keys.arms
 
 
 @pytest.mark.slow
 def test_the_number_of_processes_changes_no_bit(ran, tmp_path):
     _, cells = ran
-    shared = Cells(TINY, tmp_path).run(workers=3, progress=False)
+    shared = Runs(TINY, tmp_path).run(workers=3, progress=False)
     assert list(shared) == list(cells)
     assert without_seconds(shared) == without_seconds(cells)
 
@@ -125,7 +138,7 @@ def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
     while time.monotonic() < until and any(os.path.exists(f"/proc/{w}/exe") for w in workers):
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{w}/exe") for w in workers)
-    found = Cells(TINY, kept).run(workers=1, progress=False)
+    found = Runs(TINY, kept).run(workers=1, progress=False)
     assert without_seconds(found) == without_seconds(cells)
 
 
@@ -145,7 +158,7 @@ def report_of(perplexities, diverged=()):
                 "diverged": lost,
                 "seconds": {"step": 0.1} | ({"balance": 0.001} if arm.saggs else {}),
             }
-    return Report(study, cells)
+    return RebalanceResult(study, cells)
 
 
 def test_gaps_have_intervals_over_seeds():
@@ -236,4 +249,4 @@ def test_a_text_that_is_too_short_is_named(tmp_path):
     (tmp_path / "short").write_text("a few words\nand some more\n")
     study = dataclasses.replace(TINY, data=str(tmp_path / "short"), context=64)
     with pytest.raises(StudyError, match="data must hold more than one window of 64 tokens"):
-        Cells(study, tmp_path)
+        Runs(study, tmp_path)

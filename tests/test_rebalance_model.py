@@ -15,10 +15,10 @@ from experiments.rebalance.corpus import (
     tokenize,
     windows,
 )
-from experiments.rebalance.model import VARIANTS, Shape, make_decoder, rotate, rotation
-from experiments.rebalance.training import Recipe, Trainer, held_out_loss
 from experiments.store import DamagedFile
 from experiments.study import StudyError
+from experiments.text.training import Recipe, Trainer, held_out_loss
+from experiments.text.transformer import VARIANTS, Shape, make_decoder, rotate, rotation
 from experiments.text.wikipedia import plain_text, read_dump
 from ipslimit.optim import SAGGS, find_pairs, verify_pairs
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.text.batches import Batches
-from experiments.text.classifier import TextClassifier, masked_mean
 from experiments.text.reviews import (
-    Part,
     ReviewsError,
+    ReviewSet,
     _read_rotten_tomatoes,
     load_reviews,
     split_by_movie,
 )
+from experiments.text.transformer import TextClassifier, masked_mean
 from experiments.text.words import PADDING, UNKNOWN, Vocabulary, words
 
 
@@ -25,7 +25,7 @@ def part_of(sizes, seed=0):
     movies = [f"movie {i}" for i, size in enumerate(sizes) for _ in range(size)]
     order = np.random.default_rng(seed).permutation(len(movies))
     movies = [movies[i] for i in order]
-    return Part([f"text {i}" for i in range(len(movies))], np.arange(len(movies)) % 2, movies)
+    return ReviewSet([f"text {i}" for i in range(len(movies))], np.arange(len(movies)) % 2, movies)
 
 
 def make_imdb(folder, per_class=20):
@@ -110,8 +110,16 @@ def test_unknown_data_is_refused(data):
 
 def test_words():
     assert words("It's a Œuvre!  Don’t—ever, 2nd_rate?") == [
-        "it's", "a", "œuvre", "!", "don't", "ever", "2nd", "rate", "?"
-    ]  # fmt: skip
+        "it's",
+        "a",
+        "œuvre",
+        "!",
+        "don't",
+        "ever",
+        "2nd",
+        "rate",
+        "?",
+    ]
 
 
 def test_vocabulary_lists_the_frequent_words():
@@ -132,7 +140,7 @@ def some_batches(count=103, size=8):
 def test_every_text_comes_once_an_epoch_with_its_label():
     batches = some_batches()
     for batch_list in (list(batches.epoch(0, 0)), list(batches.in_order())):
-        assert len(batch_list) == batches.per_epoch
+        assert len(batch_list) == 13  # of 103 texts, 8 at a time
         seen = []
         for batch in batch_list:
             for row, kept, label in zip(batch.tokens, batch.mask, batch.labels):

@@ -10,13 +10,13 @@ import time
 import pytest
 import torch
 
-from experiments.engines.local import processors, run_all
+from experiments.engines.local import OneThread, Processes, processors
 
 PARENT = """
 import time
-from experiments.engines.local import run_all
+from experiments.engines.local import Processes
 if __name__ == "__main__":
-    list(run_all(time.sleep, {i: (600,) for i in range(2)}, 2))
+    list(Processes(2).run(time.sleep, (), {i: (600,) for i in range(2)}))
 """
 
 
@@ -24,11 +24,11 @@ def test_here_on_one_thread_and_left_as_it_was():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        found = dict(run_all(torch.get_num_threads, {"a": (), "b": ()}, 1))
+        found = dict(OneThread().run(torch.get_num_threads, (), {"a": (), "b": ()}))
         assert found == {"a": 1, "b": 1}
         assert torch.get_num_threads() == 2
         with pytest.raises(ZeroDivisionError):
-            dict(run_all(divmod, {0: (1, 0)}, 1))
+            dict(OneThread().run(divmod, (), {0: (1, 0)}))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -41,7 +41,7 @@ def test_an_error_stops_what_runs_elsewhere():
     before = set(multiprocessing.active_children())  # of other tests in this process
     start = time.monotonic()
     with pytest.raises(ZeroDivisionError):
-        dict(run_all(_call, tasks, 2))
+        dict(Processes(2).run(_call, (), tasks))
     assert time.monotonic() - start < 300  # and not the 600 s of the other
     assert not set(multiprocessing.active_children()) - before
 

@@ -19,10 +19,10 @@ class RowFile:
     ----------
     size : int
         Entries of a vector, float32.
-    folder : path, where there is room for all of them
+    folder : path, where there is room for all of them; None is the system's own for such files
     """
 
-    def __init__(self, size: int, folder: str | os.PathLike):
+    def __init__(self, size: int, folder: str | os.PathLike | None):
         self.size, self.count = size, 0
         self._file = tempfile.TemporaryFile(dir=folder)
 

@@ -6,16 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+from ..frame.command import Outcome, SpreadCommand
 from ..study import Flat
-from ..text.experiment import TextCommand
-from .experiment import BackboneExperiment
-from .results import BackboneResult
+from .experiment import BackboneCell, BackboneExperiment
+from .results import BackboneResult, summary
 from .setting import BackboneSetting
-from .summary import summary
 
 
 @dataclasses.dataclass(frozen=True)
-class BackboneCommand(TextCommand):
+class BackboneCommand(SpreadCommand):
     """Geometry of training trajectories on text, on the particle model and in its limit.
 
     Finished runs are kept in OUT/cells: run the same command again to resume.
@@ -28,12 +27,10 @@ class BackboneCommand(TextCommand):
     """Folder for backbone.json, backbone.png and the cells."""
 
     EXPERIMENT = BackboneExperiment
-    RESULT = BackboneResult
 
-    def figure(self, result: BackboneResult):
+    def find(self, experiment: BackboneExperiment, found: dict[BackboneCell, dict]) -> Outcome:
         from .figure import backbone_figure  # matplotlib is slow to import
 
-        return backbone_figure(result)
-
-    def summary(self, result: BackboneResult) -> str:
-        return summary(result)
+        result = BackboneResult(experiment.setting, found)
+        numbers = self.made("setting") | result.as_dict()
+        return Outcome(numbers, summary(result), backbone_figure(result))

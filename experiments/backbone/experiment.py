@@ -1,73 +1,90 @@
-"""All runs of a backbone experiment."""
+"""Runs of `ipslimit backbone`."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
-from ..store import NUMBER, digest
+from ..frame.experiment import Experiment
+from ..frame.task import Task
+from ..store import NUMBER
 from ..text.corpus import load_corpus
-from ..text.experiment import TextExperiment
 from .particle_run import particle_study
 from .text_run import text_cell
 
 PARTICLE_COST = 900  # in steps on text
 
 # What cells return, for reading it back.
-FORMS = {
-    "text": {
-        "geometry": (dict, type(None)), "loss": [NUMBER], "fresh_loss": [NUMBER],
-        "diverged_at": (int, type(None)), "fresh_diverged": bool, "sizes": dict, "corpus": dict,
-        "test": NUMBER, "validation": NUMBER,
-    },
-    "particles": {"limit": (dict, type(None)), "message": str, "sizes": [dict]},
-}  # fmt: skip
+TEXT_FORM = {
+    "geometry": (dict, type(None)),
+    "loss": [NUMBER],
+    "fresh_loss": [NUMBER],
+    "diverged_at": (int, type(None)),
+    "fresh_diverged": bool,
+    "sizes": dict,
+    "corpus": dict,
+    "test": NUMBER,
+    "validation": NUMBER,
+}
+PARTICLE_FORM = {"limit": (dict, type(None)), "message": str, "sizes": [dict]}
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """One cell: `kind` is "text" (a seed of an optimizer) or "particles" (an optimizer)."""
+class BackboneCell:
+    """One run: `kind` is "text" (a seed of an optimizer) or "particles" (an optimizer)."""
 
     kind: str
     optimizer: str
     seed: int | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.optimizer}" + ("" if self.seed is None else f"-seed{self.seed}")
 
-
-class BackboneExperiment(TextExperiment):
-    """The runs of a `BackboneSetting`, with their results in `folder`/cells."""
+class BackboneExperiment(Experiment):
+    """The runs of a `BackboneSetting`."""
 
     NAME = "backbone"
 
-    def tasks(self) -> dict[Task, tuple]:
-        text, particles = self.setting.text, self.setting.particles
-        found: dict[Task, tuple] = {}
-        for name, setting in self.setting.particle_settings().items():
-            found[Task("particles", name)] = (particle_study, (setting, particles))
-        for seed in range(text.seeds):
-            for optimizer in self.setting.text_optimizers():
-                arguments = (text, optimizer, seed, str(self.cells))
-                found[Task("text", optimizer.name, seed)] = (text_cell, arguments)
-        return found
+    def cells(self) -> list[BackboneCell]:
+        setting = self.setting
+        optimizers = setting.text_optimizers()
+        particles = [BackboneCell("particles", name) for name in setting.particle_settings()]
+        return particles + [
+            BackboneCell("text", optimizer.name, seed)
+            for seed in range(setting.text.seeds)
+            for optimizer in optimizers
+        ]
 
-    def prepare(self, missing: list[Task]) -> None:
-        if any(task.kind == "text" for task in missing):
-            load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
+    def task(self, cell: BackboneCell) -> Task:
+        return self._particles(cell) if cell.kind == "particles" else self._text(cell)
 
-    def path(self, cell: Task) -> Path:
-        _, arguments = self.tasks()[cell]
-        settings = [dataclasses.asdict(a) for a in arguments if dataclasses.is_dataclass(a)]
-        if cell.kind == "text":
-            settings[0].pop("seeds")  # of the others, which this one does not depend on
-        key = digest(self.NAME, cell.kind, cell.seed, *settings)
-        return self.cells / f"{cell.name}-{key}.json"
+    def _particles(self, cell: BackboneCell) -> Task:
+        particles = self.setting.particles
+        setting = self.setting.particle_settings()[cell.optimizer]
+        return Task(
+            name=f"particles-{cell.optimizer}",
+            function=particle_study,
+            arguments=(setting, particles),
+            key=self._key(cell, dataclasses.asdict(setting), dataclasses.asdict(particles)),
+            form=PARTICLE_FORM,
+            cost=PARTICLE_COST,
+        )
 
-    def form(self, cell: Task) -> dict:
-        return FORMS[cell.kind]
-
-    def cost(self, cell: Task) -> int:
+    def _text(self, cell: BackboneCell) -> Task:
         text = self.setting.text
-        return PARTICLE_COST if cell.kind == "particles" else 2 * text.steps - text.late_step
+        optimizer = next(o for o in self.setting.text_optimizers() if o.name == cell.optimizer)
+        fields = dataclasses.asdict(text)
+        fields.pop("seeds")  # of the others, which this one does not depend on
+        return Task(
+            name=f"text-{cell.optimizer}-seed{cell.seed}",
+            function=text_cell,
+            arguments=(text, optimizer, cell.seed, str(self.folder)),
+            key=self._key(cell, fields, dataclasses.asdict(optimizer)),
+            form=TEXT_FORM,
+            cost=2 * text.steps - text.late_step,
+        )
+
+    def _key(self, cell: BackboneCell, *settings: dict) -> tuple:
+        return (self.NAME, cell.kind, cell.seed, *settings)
+
+    def prepare(self, missing: list[BackboneCell]) -> tuple:
+        if any(cell.kind == "text" for cell in missing):
+            load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
+        return ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ..plots import COLOURS, MARKERS, SMALL, TEXT
+from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page
+from ..plots import COLOURS, MARKERS, SMALL
 from .results import GROUP, BackboneResult
 
 # beta2 from light to dark; the others in colours of their own
@@ -17,23 +17,20 @@ SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b", "#00
 def backbone_figure(result: BackboneResult) -> Figure:
     """On text: shares, paths, alignments, a new optimizer. On particles: towards the limit."""
     looks = _looks(result)
-    figure = Figure(figsize=(7.2, 5.2), dpi=200, layout="constrained")
-    axes = figure.subplots(2, 3)
+    figure, axes = page(2, 3, 5.2)
     _shares(axes[0, 0], result, looks)
     _paths(axes[0, 1], result, looks)
     _alignments(axes[0, 2], result, looks)
     _fresh(axes[1, 0], result, looks)
     _sizes(axes[1, 1], result, looks, "share")
     _sizes(axes[1, 2], result, looks, "angle")
-    for axis in axes.flat:
-        axis.tick_params(which="both", labelsize=SMALL)
     handles = {}
     for axis in axes.flat:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+        for handle, words in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(words, handle)
     order = [result.label(name) for name in looks if result.label(name) in handles]
-    figure.legend([handles[label] for label in order], order, loc="outside upper center",
-                  ncols=4, fontsize=SMALL, frameon=False)  # fmt: skip
+    place = {"loc": "outside upper center", "ncols": 4}
+    figure.legend([handles[w] for w in order], order, fontsize=SMALL, frameon=False, **place)
     return figure
 
 
@@ -58,17 +55,15 @@ def _shares(axis: Axes, result: BackboneResult, looks: dict) -> None:
     names = _usable(result)
     for place, name in enumerate(names):
         found = result.text[name]
-        axis.plot(np.full(len(found.share.values), place), found.share.values, ls="", ms=2.5,
-                  alpha=0.5, **looks[name])  # fmt: skip
+        seeds = found.share.values
+        axis.plot(np.full(len(seeds), place), seeds, ls="", ms=2.5, alpha=0.5, **looks[name])
         axis.plot(place, found.share.mean, ls="", ms=5, label=result.label(name), **looks[name])
-    axis.axhline(result.random, color="0.5", lw=0.8, ls=":")
-    axis.annotate("random walk", (len(names) - 0.6, result.random), fontsize=SMALL - 0.5,
-                  color="0.4", ha="right", va="bottom")  # fmt: skip
+    axis.axhline(result.random, **DOTTED)
+    note(axis, "random walk", (len(names) - 0.6, result.random), ha="right", va="bottom")
     axis.set_xlim(-0.6, len(names) - 0.4)
     axis.set_ylim(min(0.5, axis.get_ylim()[0]), 1.02)
     axis.set_xticks([])
-    axis.set_ylabel("share of the backbone", fontsize=TEXT)
-    axis.set_title("text, all blocks", fontsize=TEXT)
+    label(axis, "", "share of the backbone", "text, all blocks")
 
 
 def _paths(axis: Axes, result: BackboneResult, looks: dict) -> None:
@@ -81,9 +76,7 @@ def _paths(axis: Axes, result: BackboneResult, looks: dict) -> None:
                 axis.plot(along[-1], across[-1], ms=3, **looks[name])
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_xlabel("along the backbone", fontsize=TEXT)
-    axis.set_ylabel("transverse residual", fontsize=TEXT)
-    axis.set_title("paths, marked at their end", fontsize=TEXT)
+    label(axis, "along the backbone", "transverse residual", "paths, marked at their end")
 
 
 def _alignments(axis: Axes, result: BackboneResult, looks: dict) -> None:
@@ -92,14 +85,12 @@ def _alignments(axis: Axes, result: BackboneResult, looks: dict) -> None:
     for name in _usable(result):
         means = [getattr(result.text[name], kind).mean for kind in kinds]
         axis.plot(range(3), means, ms=3.5, lw=0.6, **looks[name])
-    axis.axhline(result.noise, color="0.5", lw=0.8, ls=":")
-    axis.annotate("random direction", (2.4, result.noise), fontsize=SMALL - 0.5, color="0.4",
-                  ha="right", va="bottom")  # fmt: skip
+    axis.axhline(result.noise, **DOTTED)
+    note(axis, "random direction", (2.4, result.noise), ha="right", va="bottom")
     axis.set_yscale("log")
     axis.set_xlim(-0.4, 2.5)
     axis.set_xticks(range(3), ["gradient", "update", f"{every} updates"], fontsize=SMALL)
-    axis.set_ylabel("mean |cosine| with the backbone", fontsize=TEXT)
-    axis.set_title("alignment", fontsize=TEXT)
+    label(axis, "", "mean |cosine| with the backbone", "alignment")
 
 
 def _fresh(axis: Axes, result: BackboneResult, looks: dict) -> None:
@@ -116,9 +107,8 @@ def _fresh(axis: Axes, result: BackboneResult, looks: dict) -> None:
                 steps = text.every * np.arange(1, len(mean) + 1)
                 axis.plot(steps, mean, lw=1.0, ls=dash, color=looks[name]["color"])
     axis.set_yscale("log")
-    axis.set_xlabel(f"steps after step {text.late_step}", fontsize=TEXT)
-    axis.set_ylabel("motion across the backbone", fontsize=TEXT)
-    axis.set_title("new optimizer (solid), same (dashed)", fontsize=TEXT)
+    title = "new optimizer (solid), same (dashed)"
+    label(axis, f"steps after step {text.late_step}", "motion across the backbone", title)
 
 
 def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> None:
@@ -135,23 +125,17 @@ def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> No
             share = result.particles[name]["limit"]["geometry"]["share"]
             axis.axhline(share, color=looks[name]["color"], lw=0.8, ls="--")
     axis.set_xscale("log")
-    axis.set_xlabel("L H", fontsize=TEXT)
     if quantity == "share":
-        axis.set_ylabel("share of the backbone", fontsize=TEXT)
-        axis.set_title("particles, limit (dashed)", fontsize=TEXT)
+        label(axis, "L H", "share of the backbone", "particles, limit (dashed)")
         return
     axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(axis.yaxis)
     if products:
         low = min(size.min() for size, _ in products)
         high = max(size.max() for size, _ in products)
         top = max(values.max() for _, values in products)
         guide = np.array([low, high], dtype=float)
-        axis.plot(guide, top * (guide / low) ** -0.5, color="0.5", lw=0.8, ls="--")
-        axis.annotate("slope -1/2", (guide.prod() ** 0.5, top * (high / low) ** -0.25),
-                      fontsize=SMALL - 0.5, color="0.4", xytext=(3, 3),
-                      textcoords="offset points")  # fmt: skip
-    axis.set_ylabel("sine of the angle to the limit's", fontsize=TEXT)
-    axis.set_title("particles against the limit", fontsize=TEXT)
+        axis.plot(guide, top * (guide / low) ** -0.5, **DASHED)
+        middle = (guide.prod() ** 0.5, top * (high / low) ** -0.25)
+        note(axis, "slope -1/2", middle, xytext=(3, 3), **BESIDE)
+    label(axis, "L H", "sine of the angle to the limit's", "particles against the limit")

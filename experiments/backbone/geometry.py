@@ -40,6 +40,14 @@ def describe(trajectory: Trajectory, width: int, late: float | None = None) -> d
     for name in ("gradients", "updates"):
         if name in trajectory.marks:
             alignment[name] = backbone.cosines(name).tolist()
+    windows = None
+    if rolling is not None:
+        windows = {
+            "steps": list(rolling.steps),
+            "with_whole": rolling.with_whole.tolist(),
+            "with_previous": rolling.with_previous.tolist(),
+        }
+    speeds = {"steps": middles.tolist(), "along": along.tolist(), "across": across.tolist()}
     return {
         "steps": list(steps),
         "share": backbone.share,
@@ -49,20 +57,14 @@ def describe(trajectory: Trajectory, width: int, late: float | None = None) -> d
         "spectrum": backbone.spectrum[:8].tolist(),
         "motion": backbone.motion(),
         "growth": [trajectory.until(step).backbone().share for step in steps],
-        "rolling": None if rolling is None else {
-            "steps": list(rolling.steps),
-            "with_whole": rolling.with_whole.tolist(),
-            "with_previous": rolling.with_previous.tolist(),
-        },
+        "rolling": windows,
         "coordinates": backbone.coordinates().tolist(),
         "transverse": backbone.transverse().tolist(),
         "norms": trajectory.norms().tolist(),
-        "speeds": {
-            "steps": middles.tolist(), "along": along.tolist(), "across": across.tolist()
-        },
+        "speeds": speeds,
         "alignment": alignment,
         "excursions": None if late is None else excursions(trajectory, late),
-    }  # fmt: skip
+    }
 
 
 def excursions(trajectory: Trajectory, late: float) -> dict:

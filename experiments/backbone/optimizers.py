@@ -9,7 +9,7 @@ from torch import nn
 
 from ipslimit.optim import SBOAdamW
 
-from ..text.training import Training
+from ..text.training import TrainingLoop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TextOptimizer:
     def name(self) -> str:
         return f"adamw-{self.beta2:g}" if self.kind == "adamw" else self.kind
 
-    def make(self, model: nn.Module) -> Training:
+    def make(self, model: nn.Module) -> TrainingLoop:
         """A new optimizer for the model.
 
         beta2 is that of all but the embeddings, which keep 0.999: a word that is not in a batch
@@ -48,14 +48,14 @@ class TextOptimizer:
         """
         if self.kind == "sbo":
             optimizer = SBOAdamW(model, self.lr, weight_decay=self.weight_decay)
-            return Training(model, optimizer, [optimizer])
+            return TrainingLoop(model, optimizer, [optimizer])
         if self.kind == "sgd":
             # coupled decay of lr * weight_decay a step would be another one at another lr
             optimizer = torch.optim.SGD(model.parameters(), self.lr, self.momentum)
-            return Training(model, optimizer, [])
+            return TrainingLoop(model, optimizer, [])
         tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
         known = {id(table) for table in tables}
         others = [p for p in model.parameters() if id(p) not in known]
         groups = [{"params": others, "betas": (0.9, self.beta2)}, {"params": tables}]
         optimizer = torch.optim.AdamW(groups, self.lr, weight_decay=self.weight_decay)
-        return Training(model, optimizer, [])
+        return TrainingLoop(model, optimizer, [])

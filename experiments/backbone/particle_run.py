@@ -65,19 +65,22 @@ def limit_trajectory(setting: Setting, particles: ParticleSetting) -> LimitTraje
     """
     problem, rule = setting.make_problem(), setting.make_rule()
     record = range(setting.steps + 1)
-    run = solve_limit(problem, rule, setting.steps, particles.tol, record, "cpu",
-                      max_elements=particles.max_elements)  # fmt: skip
+    most = particles.max_elements
+    run = solve_limit(problem, rule, setting.steps, particles.tol, record, "cpu", max_elements=most)
     if run.status == "diverged":
         raise StudyError(f"the limit of {rule!r} has no trajectory: {run.message}")
 
     def at(nodes: int) -> Trajectory:
         points, weights = np.polynomial.legendre.leggauss(nodes)
         s = torch.from_numpy((points + 1) / 2)
-        scale = torch.from_numpy(weights / 2)
         return _trajectory(
-            lambda k: run.heads(k, s), lambda k: run.x(k, s), lambda k: run.p(k, s), scale,
-            problem, setting.steps,
-        )  # fmt: skip
+            lambda k: run.heads(k, s),
+            lambda k: run.x(k, s),
+            lambda k: run.p(k, s),
+            torch.from_numpy(weights / 2),
+            problem,
+            setting.steps,
+        )
 
     trajectory, coarse = at(particles.depth_nodes), at(particles.depth_nodes // 2)
     backbone = trajectory.backbone()
@@ -157,10 +160,10 @@ def _size(setting: Setting, particles: ParticleSetting, limit, depth: int, count
         |cosine| with the backbone; "excursions", see `geometry.excursions`; "loss" at the end.
     """
     problem, rule = setting.make_problem(), setting.make_rule()
+    steps, seeds = setting.steps, particles.particle_seeds
     run = train_particles(
-        problem, rule, depth, count, setting.steps, particles.particle_seeds,
-        record=range(setting.steps + 1), device="cpu",
-    )  # fmt: skip
+        problem, rule, depth, count, steps, seeds, record=range(steps + 1), device="cpu"
+    )
     fresh = _begun_anew(run, problem, rule, particles.late_step, setting.steps)
     whole = limit.displacements(torch.arange(depth, dtype=torch.float64) / depth)
     usable = ~(run.diverged | fresh.diverged)

@@ -1,4 +1,4 @@
-"""What the runs of a backbone experiment say, as tables."""
+"""What the runs of a backbone experiment say, as tables and as text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from ..intervals import Estimate, over_seeds
-from .experiment import Task
+from ..intervals import SeedMean, over_seeds
+from .experiment import BackboneCell
 from .geometry import mean_absolute
 from .optimizers import TextOptimizer
 from .setting import BackboneSetting
@@ -23,40 +23,40 @@ class TextResult:
 
     Attributes
     ----------
-    share, dimension, motion : Estimate
-    previous : Estimate, mean |cosine| of the backbones of consecutive windows
-    gradients, updates, intervals : Estimate
+    share, dimension, motion : SeedMean
+    previous : SeedMean, mean |cosine| of the backbones of consecutive windows
+    gradients, updates, intervals : SeedMean
         Mean |cosine| with the backbone of batch gradients, single updates, and updates over the
         steps between two recorded points.
-    across, along : Estimate
+    across, along : SeedMean
         Excursion of the run begun anew over that of the run going on, from the late point to the
         end: ratio of the parts across the backbone, difference of the parts along it in units of
         the late point's coordinate.
-    loss, test : Estimate, training loss at the end and test accuracy
+    loss, test : SeedMean, training loss at the end and test accuracy
     diverged_at : list of the steps at which seeds diverged
-    blocks : dict group -> Estimate of its share
+    blocks : dict group -> SeedMean of its share
     """
 
     optimizer: TextOptimizer
-    share: Estimate
-    dimension: Estimate
-    motion: Estimate
-    previous: Estimate
-    gradients: Estimate
-    updates: Estimate
-    intervals: Estimate
-    across: Estimate
-    along: Estimate
-    loss: Estimate
-    test: Estimate
+    share: SeedMean
+    dimension: SeedMean
+    motion: SeedMean
+    previous: SeedMean
+    gradients: SeedMean
+    updates: SeedMean
+    intervals: SeedMean
+    across: SeedMean
+    along: SeedMean
+    loss: SeedMean
+    test: SeedMean
     diverged_at: list[int]
-    blocks: dict[str, Estimate]
+    blocks: dict[str, SeedMean]
 
     def as_dict(self) -> dict:
         found = {"optimizer": dataclasses.asdict(self.optimizer) | {"label": self.optimizer.label}}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Estimate):
+            if isinstance(value, SeedMean):
                 found[field.name] = value.as_dict()
         found["blocks"] = {name: value.as_dict() for name, value in self.blocks.items()}
         return found | {"diverged_at": self.diverged_at}
@@ -68,19 +68,19 @@ class BackboneResult:
     Parameters
     ----------
     setting : BackboneSetting
-    found : dict Task -> what its cell returned
+    found : dict BackboneCell -> what its cell returned
     """
 
-    def __init__(self, setting: BackboneSetting, found: dict[Task, dict]):
+    def __init__(self, setting: BackboneSetting, found: dict[BackboneCell, dict]):
         self.setting = setting
         self.optimizers = {o.name: o for o in setting.text_optimizers()}
         self.runs = {
-            name: [found[Task("text", name, seed)] for seed in range(setting.text.seeds)]
+            name: [found[BackboneCell("text", name, seed)] for seed in range(setting.text.seeds)]
             for name in self.optimizers
         }
         self.text = {name: self._text(name) for name in self.optimizers}
         self.particles = {
-            name: found[Task("particles", name)] for name in setting.particle_settings()
+            name: found[BackboneCell("particles", name)] for name in setting.particle_settings()
         }
         self.corpus = next(iter(found[t] for t in found if t.kind == "text"))["corpus"]
         self.matched = self._matched()
@@ -103,7 +103,7 @@ class BackboneResult:
         runs = self.runs[name]
         usable = [run for run in runs if run["diverged_at"] is None and _geometry(run)]
 
-        def over(value) -> Estimate:
+        def over(value) -> SeedMean:
             return over_seeds([value(run) for run in usable])
 
         def at(*path: str):
@@ -115,7 +115,7 @@ class BackboneResult:
 
             return value
 
-        def aligned(kind: str) -> Estimate:
+        def aligned(kind: str) -> SeedMean:
             return over(lambda run: mean_absolute(at("alignment", kind)(run)))
 
         groups = [group for group in runs[0]["sizes"] if group != GROUP]
@@ -220,3 +220,95 @@ def _across(run: dict) -> float:
     if excursions is None:
         return math.nan
     return excursions["fresh"]["across"][-1] / excursions["continued"]["across"][-1]
+
+
+def summary(result: BackboneResult) -> str:
+    """Tables of the runs on text and on the particle model, with what chance alone would give."""
+    return "\n".join(
+        [*_text(result), "", *_groups(result), "", *_matched(result), "", *_particles(result)]
+    )
+
+
+def _text(result: BackboneResult) -> list[str]:
+    text = result.setting.text
+    lines = [
+        f"{result.corpus['source']}: {text.steps} steps of {text.corpus.batch}, a point every "
+        f"{text.every}, {text.seeds} seeds; parameters of all blocks; [95 % over seeds]",
+        f"share of the backbone: mean squared cosine of displacements from initialisation with it; "
+        f"a random walk has {result.random:.3f}; the paper: {PAPER}",
+        f"cosines: means of |.| with the backbone; a random direction has {result.noise:.4f}",
+        "new optimizer after step "
+        f"{text.late_step}: motion to the end, over that of the run going on (across), and its "
+        "excess along the backbone in units of the way so far",
+        f"{'':<20}{'share':<22}{'dim.':>6}{'window cos':>11}{'gradient':>10}{'update':>8}"
+        f"{f'{text.every} steps':>10}{'across x':>10}{'along +':>9}{'loss':>8}{'test %':>8}",
+    ]
+    for name, found in result.text.items():
+        if len(found.diverged_at) == text.seeds:
+            steps = ", ".join(str(step) for step in found.diverged_at)
+            lines.append(f"{result.label(name):<20}all seeds diverged, at steps {steps}")
+            continue
+        lines.append(
+            f"{result.label(name):<20}{found.share.text('.3f'):<22}{found.dimension.mean:>6.2f}"
+            f"{found.previous.mean:>11.3f}{found.gradients.mean:>10.4f}{found.updates.mean:>8.3f}"
+            f"{found.intervals.mean:>10.3f}{found.across.mean:>10.2f}{found.along.mean:>9.3f}"
+            f"{found.loss.mean:>8.3f}{100 * found.test.mean:>8.1f}"
+        )
+        if found.diverged_at:
+            lines.append(f"  {len(found.diverged_at)} of {text.seeds} seeds diverged, left out")
+    return lines
+
+
+def _groups(result: BackboneResult) -> list[str]:
+    usable = {n: f for n, f in result.text.items() if f.share.values}
+    if not usable:
+        return ["no run on text was usable"]
+    names = list(next(iter(usable.values())).blocks)
+    lines = ["share by group   " + "".join(f"{name:>12}" for name in names)]
+    for name, found in usable.items():
+        shares = "".join(f"{found.blocks[group].mean:>12.3f}" for group in names)
+        lines.append(f"{result.label(name):<17}{shares}")
+    return lines
+
+
+def _matched(result: BackboneResult) -> list[str]:
+    loss = result.matched["loss"]
+    if not math.isfinite(loss):
+        return []
+    lines = [
+        f"share up to training loss {loss:.3f}, which all reached that went below the entropy of "
+        "the classes (first point, then share)"
+    ]
+    for name, found in result.matched["runs"].items():
+        if found["share"]:
+            steps = "/".join(str(step) for step in found["step"])
+            lines.append(
+                f"  {result.label(name):<18} step {steps}: {over_seeds(found['share']).text('.3f')}"
+            )
+    return lines
+
+
+def _particles(result: BackboneResult) -> list[str]:
+    particles = result.setting.particles
+    lines = [
+        f"particle model and its limit: {particles.particle_steps} steps, all recorded; angle: "
+        "sine of the angle between a seed's backbone and the limit's"
+    ]
+    for name, found in result.particles.items():
+        if found["limit"] is None:
+            lines.append(f"{result.label(name)}: {found['message']}")
+            continue
+        geometry = found["limit"]["geometry"]
+        lines.append(
+            f"{result.label(name)}: limit's share {geometry['share']:.4f} (depth quadrature "
+            f"{found['limit']['quadrature']:.0e}; limit {found['limit']['status']}, error "
+            f"{found['limit']['error']:.0e}; random walk {geometry['random']:.3f}), loss "
+            f"{found['limit']['loss'][0]:.3f} -> {found['limit']['loss'][-1]:.3f}"
+        )
+        for row in result.sizes(name):
+            note = f"  ({row['diverged']} seeds diverged)" if row["diverged"] else ""
+            lines.append(
+                f"  L={row['L']:<4} H={row['H']:<5} share {row['share'].text('.4f'):<26} "
+                f"angle {row['angle'].text('.3f')}{note}"
+            )
+    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,9 +14,9 @@ from torch import nn
 from ipslimit.trajectory import Trajectory, displacements, gram_matrix
 
 from ..text.batches import Batch
-from ..text.classifier import TextClassifier
 from ..text.corpus import load_corpus
-from ..text.training import Training, evaluate
+from ..text.training import TrainingLoop, evaluate
+from ..text.transformer import TextClassifier
 from .checkpoints import RowFile
 from .geometry import describe
 from .optimizers import TextOptimizer
@@ -37,20 +38,19 @@ def text_cell(setting: TextSetting, optimizer: TextOptimizer, seed: int, folder:
     corpus = load_corpus(setting.corpus)
 
     def model() -> TextClassifier:
-        shape = setting.architecture
-        return TextClassifier(
-            len(corpus.vocabulary), setting.corpus.longest, shape.width, shape.layers, shape.heads,
-            seed=seed,
-        )  # fmt: skip
+        return setting.architecture.make(len(corpus.vocabulary), setting.corpus.longest, seed)
 
     first = model()
     names = [name for name, _ in first.named_parameters()]
     sizes = [p.numel() for p in first.parameters()]
-    with RowFile(sum(sizes), folder) as rows:
+    # on another machine, which does not have the folder, its own for such files
+    with RowFile(sum(sizes), folder if os.path.isdir(folder) else None) as rows:
         recorder = _Recorder(optimizer.make(first), rows, setting)
         recorder.run(corpus.train.stream(seed))
-        accuracies = {part: evaluate(first, getattr(corpus, part))["accuracy"]
-                      for part in ("validation", "test")}  # fmt: skip
+        accuracies = {
+            part: evaluate(first, getattr(corpus, part))["accuracy"]
+            for part in ("validation", "test")
+        }
         if recorder.diverged_at is None:
             again = model()
             recorder.load(again, setting.late_step)
@@ -75,11 +75,11 @@ def group_columns(names: list[str], sizes: list[int]) -> dict[str, list[tuple[in
     ends = np.cumsum([0, *sizes]).tolist()
     for name, start, stop in zip(names, ends[:-1], ends[1:], strict=True):
         first, *rest = name.split(".")
-        if first == "blocks":
+        if first == "layers":
             groups["trunk"].append((start, stop))
             group = f"block {rest[0]}"
         else:
-            group = "embeddings" if first in ("words", "places") else "head"
+            group = "embeddings" if first in ("embedding", "positions") else "head"
         groups.setdefault(group, []).append((start, stop))
     return groups
 
@@ -87,7 +87,7 @@ def group_columns(names: list[str], sizes: list[int]) -> dict[str, list[tuple[in
 class _Recorder:
     """Rows of a run: points, gradients and single updates, and the run begun anew."""
 
-    def __init__(self, training: Training, rows: RowFile, setting: TextSetting):
+    def __init__(self, training: TrainingLoop, rows: RowFile, setting: TextSetting):
         self.training, self.rows, self.setting = training, rows, setting
         self.points: dict[int, int] = {0: rows.append(_parameters(training.model))}
         self.gradients: list[int] = []
@@ -125,7 +125,7 @@ class _Recorder:
         (vector,) = np.concatenate(list(self.rows.blocks([row], 0, self.rows.size)), axis=1)
         nn.utils.vector_to_parameters(torch.from_numpy(vector).float(), model.parameters())
 
-    def run_fresh(self, training: Training, batches: Iterator[Batch]) -> None:
+    def run_fresh(self, training: TrainingLoop, batches: Iterator[Batch]) -> None:
         """From the late point with a new optimizer, on the batches that the run itself had."""
         for number, loss in training.steps(batches, self.setting.steps - self.setting.late_step):
             self.fresh_losses.append(loss)

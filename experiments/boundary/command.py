@@ -6,16 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+from ..frame.command import Outcome, SpreadCommand
 from ..study import Flat
-from ..text.experiment import TextCommand
-from .experiment import BoundaryExperiment
-from .results import BoundaryResult
-from .setting import BoundarySetting
-from .summary import summary
+from .experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
+from .results import BoundaryResult, summary
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundaryCommand(TextCommand):
+class BoundaryCommand(SpreadCommand):
     """Train a Transformer on movie reviews; measure how six optimizers move its boundaries.
 
     Finished runs are kept in OUT/cells: run the same command again to resume.
@@ -28,12 +26,10 @@ class BoundaryCommand(TextCommand):
     """Folder for boundary.json, boundary.png and the cells."""
 
     EXPERIMENT = BoundaryExperiment
-    RESULT = BoundaryResult
 
-    def figure(self, result: BoundaryResult):
+    def find(self, experiment: BoundaryExperiment, found: dict[BoundaryCell, dict]) -> Outcome:
         from .figure import boundary_figure  # matplotlib is slow to import
 
-        return boundary_figure(result)
-
-    def summary(self, result: BoundaryResult) -> str:
-        return summary(result)
+        result = BoundaryResult(experiment.setting, found)
+        numbers = self.made("setting") | result.as_dict()
+        return Outcome(numbers, summary(result), boundary_figure(result))

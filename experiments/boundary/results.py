@@ -1,4 +1,4 @@
-"""What the runs of a boundary experiment say, as tables."""
+"""What the runs of a boundary experiment say, as tables and as text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 
 import numpy as np
 
-from ..intervals import Estimate, over_seeds
+from ..frame.window import Window
+from ..intervals import SeedMean, over_seeds
 from ..study import StudyError
-from .cells import Cell, early_cells
+from .experiment import CURVES, BoundaryCell, BoundarySetting, early_cells
 from .methods import METHODS
-from .setting import BoundarySetting
 
 PAPER = {"R1": 0.664, "R2": 134.7, "R3": 0.994, "accuracy adamw": 0.8168, "accuracy sbo": 0.8581}
-QUANTITIES = ("R1", "R2", "R3", "energy", "bias", "effective_bias", "drift")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,20 +26,20 @@ class MethodResult:
     lr : float
         The one with the highest validation accuracy at the last step, as a mean over seeds.
     tried : dict lr -> mean validation accuracy
-    test : Estimate of the test accuracy at the last step
-    test_best : Estimate of the test accuracy at the evaluation that is best in validation
-    difference : Estimate of test minus AdamW's, seed by seed; None for AdamW or without it
-    quantities : dict name -> Estimate, from the probe
+    test : SeedMean of the test accuracy at the last step
+    test_best : SeedMean of the test accuracy at the evaluation that is best in validation
+    difference : SeedMean of test minus AdamW's, seed by seed; None for AdamW or without it
+    quantities : dict name -> SeedMean, from the probe
     diverged : int, seeds with a non-finite loss at the chosen learning rate
     """
 
     method: str
     lr: float
     tried: dict[float, float]
-    test: Estimate
-    test_best: Estimate
-    difference: Estimate | None
-    quantities: dict[str, Estimate]
+    test: SeedMean
+    test_best: SeedMean
+    difference: SeedMean | None
+    quantities: dict[str, SeedMean]
     diverged: int
 
     def as_dict(self) -> dict:
@@ -53,43 +52,13 @@ class MethodResult:
         return found | {"diverged": self.diverged}
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """A figure that was known beforehand, and whether it came out so.
-
-    Attributes
-    ----------
-    what : str
-    low, high : float
-        The window; infinite where it is open.
-    measured : float
-    """
-
-    what: str
-    low: float
-    high: float
-    measured: float
-
-    @property
-    def inside(self) -> bool:
-        return self.low <= self.measured <= self.high
-
-    def text(self) -> str:
-        if math.isinf(self.high):
-            window = f">= {self.low:g}"
-        else:
-            window = f"{self.low:g} .. {self.high:g}"
-        verdict = "inside" if self.inside else "OUTSIDE"
-        return f"{self.what}: {self.measured:.4g}, expected {window}: {verdict}"
-
-
 class BoundaryResult:
     """Tables of an experiment.
 
     Parameters
     ----------
     setting : BoundarySetting
-    found : dict Cell -> what `run_cell` returned
+    found : dict BoundaryCell -> what `run_cell` returned
 
     Raises
     ------
@@ -97,7 +66,7 @@ class BoundaryResult:
         If every run of some method diverged.
     """
 
-    def __init__(self, setting: BoundarySetting, found: dict[Cell, dict]):
+    def __init__(self, setting: BoundarySetting, found: dict[BoundaryCell, dict]):
         self.setting, self.found = setting, found
         self.corpus = next(iter(found.values()))["corpus"]
         chosen = {method: self._choose(method) for method in setting.methods}
@@ -114,10 +83,10 @@ class BoundaryResult:
         """The runs of a method at its chosen learning rate, seed by seed."""
         return [self.found[cell] for cell in self._cells[method]]
 
-    def _seeds(self, method: str, lr: float) -> list[Cell]:
+    def _seeds(self, method: str, lr: float) -> list[BoundaryCell]:
         setting = self.setting
         width, steps = setting.architecture.width, setting.steps
-        return [Cell(method, lr, width, steps, seed) for seed in range(setting.seeds)]
+        return [BoundaryCell(method, lr, width, steps, seed) for seed in range(setting.seeds)]
 
     def _choose(self, method: str) -> tuple[float, dict[float, float]]:
         tried = {}
@@ -147,7 +116,7 @@ class BoundaryResult:
             test=over_seeds(test),
             test_best=over_seeds([_at_best(run) for run in runs]),
             difference=difference,
-            quantities={q: over_seeds([run["summary"][q] for run in runs]) for q in QUANTITIES},
+            quantities={q: over_seeds([run["summary"][q] for run in runs]) for q in CURVES},
             diverged=sum(run["diverged_at"] is not None for run in runs),
         )
 
@@ -183,9 +152,7 @@ class BoundaryResult:
             "paper": PAPER,
             "methods": [result.as_dict() for result in self.methods.values()],
             "early_R2": {str(width): e.as_dict() for width, e in self.early.items()},
-            "windows": [
-                dataclasses.asdict(window) | {"inside": window.inside} for window in self.windows()
-            ],
+            "windows": [window.as_dict() for window in self.windows()],
             "curves": self.curves(),
         }
 
@@ -196,7 +163,7 @@ class BoundaryResult:
             runs = self.runs(method)
             found[method] = {
                 name: np.mean([run["curves"][name] for run in _whole(runs)], axis=0).tolist()
-                for name in QUANTITIES
+                for name in CURVES
             }
         return found
 
@@ -220,3 +187,66 @@ def _at_best(run: dict) -> float:
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else math.inf
+
+
+def summary(result: BoundaryResult) -> str:
+    """The paper's figures beside ours, the methods, and the figures known beforehand."""
+    parts = (_data, _beside_the_paper, _methods, _widths, _windows)
+    return "\n\n".join("\n".join(part(result)) for part in parts)
+
+
+def _data(result: BoundaryResult) -> list[str]:
+    corpus, setting = result.corpus, result.setting
+    counts = ", ".join(f"{count} {name}" for name, count in corpus["reviews"].items())
+    return [
+        f"{corpus['source']}: {counts}; no movie in two parts; larger class of test "
+        f"{100 * corpus['majority']['test']:.1f} %",
+        f"{setting.steps} steps of {setting.corpus.batch} reviews, {setting.seeds} seeds "
+        f"(weights and order, the same for all methods); brackets are 95 % intervals over seeds",
+        f"every method tried at lr {', '.join(f'{lr:g}' for lr in setting.lrs)}; the one with the "
+        "best validation accuracy at the last step is shown",
+    ]
+
+
+def _beside_the_paper(result: BoundaryResult) -> list[str]:
+    lines = ["AdamW, all layers but key projections    paper (IMDb)    here"]
+    adamw = result.methods.get("adamw")
+    if adamw:
+        for name in ("R1", "R2", "R3"):
+            lines.append(f"{name:<40} {PAPER[name]:<15g} {adamw.quantities[name].text('.3g')}")
+    for method in ("adamw", "sbo"):
+        if method in result.methods:
+            label = f"test accuracy, {METHODS[method].label}, %"
+            paper = 100 * PAPER[f"accuracy {method}"]
+            lines.append(f"{label:<40} {paper:<15.2f} {_percent(result.methods[method].test)}")
+    return [*lines, "(the paper: one seed, longer reviews, another model size)"]
+
+
+def _methods(result: BoundaryResult) -> list[str]:
+    names = ("R1", "R2", "R3", "energy", "bias", "drift")
+    head = f"{'method':<26}{'lr':>7}  {'test, last step':<22}{'test, best val.':<22}"
+    lines = [head + f"{'minus AdamW, points':<24}" + "".join(f"{name:>9}" for name in names)]
+    for method, found in result.methods.items():
+        gap = "" if found.difference is None else _percent(found.difference, "+.1f")
+        line = f"{METHODS[method].label:<26}{found.lr:>7g}  {_percent(found.test):<22}"
+        line += f"{_percent(found.test_best):<22}{gap:<24}"
+        lines.append(line + "".join(f"{found.quantities[name].mean:>9.3g}" for name in names))
+        if found.diverged:
+            lines.append(f"  {found.diverged} of {result.setting.seeds} seeds diverged")
+    return lines
+
+
+def _widths(result: BoundaryResult) -> list[str]:
+    steps = result.setting.early
+    return [f"R2 of AdamW in the first {steps} steps"] + [
+        f"  width {width}: {estimate.text('.3g')}" for width, estimate in result.early.items()
+    ]
+
+
+def _windows(result: BoundaryResult) -> list[str]:
+    lines = ["Figures known from a prototype (d = 64, 560 steps, lr 3e-3):"]
+    return lines + [f"  {window.text()}" for window in result.windows()]
+
+
+def _percent(estimate: SeedMean, form: str = ".1f") -> str:
+    return estimate.times(100).text(form)

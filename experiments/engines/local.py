@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
@@ -38,6 +38,24 @@ class InProcess:
 
     def __repr__(self) -> str:
         return "InProcess()"
+
+
+class OneThread(InProcess):
+    """As `InProcess`, with one thread, as a worker process has.
+
+    So the number of workers does not change a result even of what depends on that of threads.
+    """
+
+    def run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield from super().run(function, shared, tasks)
+        finally:
+            torch.set_num_threads(threads)
+
+    def __repr__(self) -> str:
+        return "OneThread()"
 
 
 class Processes:
@@ -103,25 +121,6 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def run_all(
-    function: Callable, tasks: dict[Hashable, tuple], workers: int
-) -> Iterator[tuple[Hashable, object]]:
-    """(key, function(*arguments)) of every task, as they finish, each on one thread.
-
-    In this process if `workers` is 1 and in spawned ones otherwise, so that the number of workers
-    does not change a result even of what depends on the number of threads.
-    """
-    if workers > 1 and len(tasks) > 1:
-        yield from Processes(workers).run(function, (), tasks)
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield from InProcess().run(function, (), tasks)
-    finally:
-        torch.set_num_threads(threads)
 
 
 _work: tuple[Callable, tuple] | None = None

@@ -6,11 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
+from ..frame.plot import BESIDE, DOTTED, label, note, page, ticks_at
 from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption
-from .result import GaugeResult
-from .study import TREATMENTS
+from .experiment import TREATMENTS
+from .results import GaugeResult
 
 STYLES = {"limit": {"ls": "-"}, "particles": {"ls": "--", "mfc": "white"}}
 # Exact zeros, which powers of two give, have no place on a log axis and are drawn here.
@@ -20,8 +21,7 @@ ZERO = 1e-17
 def gauge_figure(result: GaugeResult) -> Figure:
     """Distance against the factor and against the step, and the losses of both models."""
     study = result.study
-    figure = Figure(figsize=(7.2, 2.9), dpi=200, layout="constrained")
-    factor_axis, step_axis, loss_axis = figure.subplots(1, 3)
+    figure, [(factor_axis, step_axis, loss_axis)] = page(1, 3, 2.9)
     last, largest = study.recorded[-1], max(study.factors)
     for i, treatment in enumerate(TREATMENTS):
         look = {"color": COLOURS[i], "marker": MARKERS[i], "ms": 3, "lw": 1.0}
@@ -35,27 +35,23 @@ def gauge_figure(result: GaugeResult) -> Figure:
         _losses(loss_axis, result, treatment, largest, look)
     for axis in (factor_axis, step_axis):
         axis.set_yscale("log")
-        axis.axhline(result.limit_error, color="0.5", lw=0.8, ls=":")
-        axis.annotate("error of the limit", (0.02, result.limit_error), fontsize=SMALL - 0.5,
-                      xycoords=("axes fraction", "data"), color="0.4", va="top", xytext=(0, -1.5),
-                      textcoords="offset points")  # fmt: skip
+        axis.axhline(result.limit_error, **DOTTED)
+        place = {"xycoords": ("axes fraction", "data"), "va": "top", "xytext": (0, -1.5)}
+        note(axis, "error of the limit", (0.02, result.limit_error), **place, **BESIDE)
     factor_axis.set_xscale("log")
-    factor_axis.xaxis.set_major_locator(FixedLocator(sorted(study.factors)))
-    factor_axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    factor_axis.xaxis.set_minor_locator(NullLocator())
+    ticks_at(factor_axis.xaxis, sorted(study.factors))
     for axis in (step_axis, loss_axis):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_xlabel("training step", fontsize=TEXT)
-    factor_axis.set_xlabel("largest factor f of a pair", fontsize=TEXT)
-    factor_axis.set_ylabel("distance of x from f = 1 (rms)", fontsize=TEXT)
-    factor_axis.set_title(f"after {last} steps", fontsize=TEXT)
-    step_axis.set_title(f"f = {largest:g}", fontsize=TEXT)
-    loss_axis.set_ylabel("loss of the limit", fontsize=TEXT)
-    loss_axis.set_title(f"f = 1 (line) and {largest:g} (marks)", fontsize=TEXT)
-    for axis in (factor_axis, step_axis, loss_axis):
-        axis.tick_params(labelsize=SMALL, which="both")
-    names = {"none": "not balanced", "soft": f"soft ({study.soft:g}), every {study.every}",
-             "hard": f"hard, every {study.every}"}  # fmt: skip
+    distance = "distance of x from f = 1 (rms)"
+    label(factor_axis, "largest factor f of a pair", distance, f"after {last} steps")
+    label(step_axis, "training step", "", f"f = {largest:g}")
+    both = f"f = 1 (line) and {largest:g} (marks)"
+    label(loss_axis, "training step", "loss of the limit", both)
+    names = {
+        "none": "not balanced",
+        "soft": f"soft ({study.soft:g}), every {study.every}",
+        "hard": f"hard, every {study.every}",
+    }
     handles = [
         Line2D([], [], color=COLOURS[i], marker=MARKERS[i], ms=3, lw=1.0, label=names[treatment])
         for i, treatment in enumerate(TREATMENTS)
@@ -65,8 +61,8 @@ def gauge_figure(result: GaugeResult) -> Figure:
         Line2D([], [], color="0.4", marker="o", ms=3, lw=1.0, **style, label=labels[model])
         for model, style in STYLES.items()
     ]
-    figure.legend(handles=handles, fontsize=SMALL, frameon=False, loc="outside lower center",
-                  ncols=len(handles))  # fmt: skip
+    below = {"loc": "outside lower center", "ncols": len(handles)}
+    figure.legend(handles=handles, fontsize=SMALL, frameon=False, **below)
     figure.suptitle(f"{caption(study.setting)}; {study.gauges} gauges", fontsize=TEXT)
     return figure
 

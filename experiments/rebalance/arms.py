@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from typing import Annotated
 
 import numpy as np
 
 from ipslimit.optim import SAGGS, FoundPairs, find_pairs, rescale_pair
 
-from .training import Trainer, held_out_loss
+from ..frame.fields import Checked, Count, Real, Some
+from ..text.training import Trainer, held_out_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +63,31 @@ ARMS = (
     Arm("start", "imbalanced start", resumed=False),
     # to rounding, this is also what hard SAGGS makes of the initial model itself
     Arm("start-hard", "imbalanced start, hard SAGGS", resumed=False, saggs="hard"),
-)  # fmt: skip
+)
+KINDS = ("qk", "vo", "mlp")  # of pairs
 BY_NAME = {arm.name: arm for arm in (BASE, *ARMS)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Treatment:
+class Treatment(Checked):
     """How strongly pairs are rescaled, and how SAGGS is set."""
 
-    factor: float = 16.0
+    # beyond these float32 moments, which scale with the square, leave their range
+    factor: Annotated[float, Real(2.0**-20, 2.0**20)] = 16.0
     """A <- factor A, B <- B / factor, for every pair. Powers of two change no mantissa."""
-    every: int = 50
+    every: Count = 50
     """Steps T between balancings."""
-    damping: float = 0.5
+    damping: Annotated[float, Real(0.0, 1.0, include_low=False)] = 0.5
     """Damping of soft SAGGS; hard has 1."""
-    kinds: tuple[str, ...] = ("qk", "vo", "mlp")
+    kinds: Annotated[tuple[str, ...], Some(KINDS)] = KINDS
     """Pairs that are rescaled and balanced: query/key, value/output, the two of the MLP."""
     per: str = "matrix"
     """One pair for each matrix, or for each (key) head: matrix or head."""
+
+    def check(self) -> None:
+        super().check()
+        if self.per not in ("matrix", "head"):
+            raise ValueError(f"per must be matrix or head; got {self.per!r}. Use per=matrix.")
 
 
 def run_arm(

@@ -1,4 +1,4 @@
-"""`ipslimit rebalance`: resume a language model from rescaled checkpoints."""
+"""`ipslimit rebalance`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from ipslimit.checks import require_int
-
-from ..engines.local import processors
-from ..provenance import provenance
-from ..store import prepare_folder, write_csv, write_figure, write_json
+from ..frame.command import ExperimentCommand, Outcome
 from ..study import Flat
-from ..sweep import finite
-from ..together import write_together
-from .arms import BY_NAME
-from .cells import Cells
-from .model import make_decoder
-from .report import Report, check_lines, table
-from .study import RebalanceStudy
-
-COLUMNS = ["variant", "arm", "seed", "perplexity", "gap", "restart_change", "diverged"]
+from ..text.transformer import make_decoder
+from .experiment import RebalanceCell, RebalanceExperiment, RebalanceSetting
+from .results import COLUMNS, RebalanceResult, summary
 
 
 @dataclasses.dataclass(frozen=True)
-class RebalanceCommand:
+class RebalanceCommand(ExperimentCommand):
     """Resume a small language model from rescaled checkpoints, with and without SAGGS.
 
     The checkpoint computes the same function however its symmetry pairs are scaled; AdamW trains
@@ -32,56 +22,38 @@ class RebalanceCommand:
     command again to resume.
     """
 
-    study: Annotated[RebalanceStudy, Flat] = RebalanceStudy()
+    setting: Annotated[RebalanceSetting, Flat] = RebalanceSetting()
+    quick: bool = False
+    """The classic variant alone, one seed, 60 steps before the checkpoint and 60 after."""
     out: Path = Path("results/rebalance")
     """Folder for config.json, rebalance.json, perplexities.csv, rebalance.png and the runs."""
-    workers: int = 0
-    """Processes that train at once (0: one for every core)."""
     cache: str | None = None
     """Folder that keeps fetched text (default: IPSLIMIT_CACHE, or the user's cache folder)."""
 
-    def check(self) -> None:
-        self.study.check()
-        require_int("workers", self.workers, 0)
-        prepare_folder(self.out)
+    EXPERIMENT = RebalanceExperiment
 
-    def run(self) -> None:
-        cells = Cells(self.study, self.out / "cells", self.cache)
-        done = cells.run(self.workers or processors())
-        report = Report(self.study, done)
-        parameters = {
-            variant: sum(p.numel() for p in make_decoder(self.study.shape(variant), 0).parameters())
-            for variant in self.study.variants
-        }
-        self._write(report, cells, parameters)
-        print(f"{cells.text.source}: {len(cells.tokens.train)} tokens to train on\n")
-        print(table(report, parameters))
-        print(check_lines(report))
-        for line in cells.damaged:
-            print(line)
-        print(f"\nwritten to {self.out}: config.json, rebalance.json, perplexities.csv, "
-              "rebalance.png, rebalance.pdf")  # fmt: skip
+    def experiment(self) -> RebalanceExperiment:
+        return RebalanceExperiment(self.chosen, self.out / "cells", self.cache)
 
-    def _write(self, report: Report, cells: Cells, parameters: dict[str, int]) -> None:
+    def find(self, experiment: RebalanceExperiment, found: dict[RebalanceCell, dict]) -> Outcome:
         from .figure import rebalance_figure  # matplotlib is slow to import
 
-        config = provenance("cpu") | {"study": self.study.as_dict()}
-        source = {"text": cells.text.source, "train_tokens": len(cells.tokens.train)}
-        source |= {"held_out_tokens": len(cells.tokens.held_out), "parameters": parameters}
-        with write_together(self.out, "rebalance") as staged:
-            write_json(staged / "config.json", config | {"source": source})
-            write_json(staged / "rebalance.json", finite(report.as_dict()))
-            write_csv(staged / "perplexities.csv", _rows(report), COLUMNS)
-            write_figure(staged / "rebalance", rebalance_figure(report))
-
-
-def _rows(report: Report) -> list[dict]:
-    rows = []
-    for (variant, seed, name), cell in report.cells.items():
-        perplexity = report.perplexity(variant, seed, name)
-        gap = perplexity - report.perplexity(variant, seed, BY_NAME[name].control)
-        rows.append(
-            {"variant": variant, "arm": name, "seed": seed, "perplexity": perplexity, "gap": gap}
-            | {"restart_change": cell["restart_change"], "diverged": cell["diverged"]}
+        setting, tokens = experiment.setting, experiment.tokens
+        result = RebalanceResult(setting, found)
+        parameters = {
+            variant: sum(p.numel() for p in make_decoder(setting.shape(variant), 0).parameters())
+            for variant in setting.variants
+        }
+        source = {
+            "text": experiment.text.source,
+            "train_tokens": len(tokens.train),
+            "held_out_tokens": len(tokens.held_out),
+            "parameters": parameters,
+        }
+        return Outcome(
+            numbers=result.as_dict(),
+            summary=summary(result, source),
+            figure=rebalance_figure(result),
+            config=self.made("study") | {"source": source},
+            tables={"perplexities": (result.rows(), COLUMNS)},
         )
-    return rows

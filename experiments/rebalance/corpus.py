@@ -31,7 +31,7 @@ class Text:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokens:
+class TokenizedText:
     """Token numbers of both parts, and the tokenizer that made them, as its own JSON."""
 
     train: np.ndarray
@@ -78,7 +78,9 @@ def token_key(text: Text, vocabulary: int) -> str:
     return digest("tokens", _sha(text.train), _sha(text.held_out), vocabulary)
 
 
-def tokenize(text: Text, vocabulary: int, folder: Path, damaged: list[str] | None = None) -> Tokens:
+def tokenize(
+    text: Text, vocabulary: int, folder: Path, damaged: list[str] | None = None
+) -> TokenizedText:
     """Byte-level BPE, trained on the training part; kept in `folder` for the next time.
 
     A file there that cannot be trusted is written anew, and told in `damaged`.
@@ -108,7 +110,7 @@ def tokenize(text: Text, vocabulary: int, folder: Path, damaged: list[str] | Non
     return load_tokens(folder, key)
 
 
-def load_tokens(folder: Path, key: str) -> Tokens | None:
+def load_tokens(folder: Path, key: str) -> TokenizedText | None:
     """What `tokenize` kept; None if there is nothing.
 
     Raises
@@ -123,7 +125,7 @@ def load_tokens(folder: Path, key: str) -> Tokens | None:
     try:
         with np.load(io.BytesIO(kept), allow_pickle=False) as arrays:
             tokenizer = arrays["tokenizer"].tobytes().decode()
-            tokens = Tokens(arrays["train"], arrays["held_out"], tokenizer)
+            tokens = TokenizedText(arrays["train"], arrays["held_out"], tokenizer)
     # what numpy and zipfile raise on files of other content
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DamagedFile(f"{path.name} does not hold tokens ({error})") from None

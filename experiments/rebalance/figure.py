@@ -6,9 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..frame.plot import label, page, running_mean
 from ..plots import COLOURS, SMALL, TEXT
 from .arms import ARMS, BY_NAME
-from .report import PAPER_INTERVAL, PAPER_PARAMETERS, Report
+from .results import PAPER_INTERVAL, PAPER_PARAMETERS, RebalanceResult
 
 # colour, line, marker; the same in every panel
 LOOK = {
@@ -24,34 +25,29 @@ LOOK = {
 WINDOW = 10
 
 
-def rebalance_figure(report: Report) -> Figure:
+def rebalance_figure(result: RebalanceResult) -> Figure:
     """A row a variant: perplexity gaps, and the loss over the steps after a restart and a start."""
-    variants = report.study.variants
-    figure = Figure(figsize=(7.2, 2.7 * len(variants)), dpi=200, layout="constrained")
-    axes = figure.subplots(len(variants), 3, squeeze=False, width_ratios=(1.25, 1, 1), sharey=False)
+    variants = result.setting.variants
+    height, ratios = 2.7 * len(variants), (1.25, 1, 1)
+    figure, axes = page(len(variants), 3, height, width_ratios=ratios)
     for variant, (gaps, resumed, started) in zip(variants, axes, strict=True):
-        _draw_gaps(gaps, report, variant)
-        _draw_losses(resumed, report, variant, resumed=True)
-        _draw_losses(started, report, variant, resumed=False)
-        gaps.set_title(f"{variant}: perplexity", fontsize=TEXT, loc="left")
-        resumed.set_title("resumed from the checkpoint", fontsize=TEXT, loc="left")
-        started.set_title("trained from the start", fontsize=TEXT, loc="left")
-        for axis in (gaps, resumed, started):
-            axis.tick_params(labelsize=SMALL)
-    treatment = report.study.treatment
+        _draw_gaps(gaps, result, variant)
+        _draw_losses(resumed, result, variant, resumed=True)
+        _draw_losses(started, result, variant, resumed=False)
+    treatment = result.setting.treatment
     figure.suptitle(
         f"{', '.join(treatment.kinds)} pairs rescaled by {treatment.factor:g}; SAGGS every "
         f"{treatment.every} steps (soft: damping {treatment.damping:g}); "
-        f"{report.study.seeds} seeds",
+        f"{result.setting.seeds} seeds",
         fontsize=TEXT,
     )
     return figure
 
 
-def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
+def _draw_gaps(axis: Axes, result: RebalanceResult, variant: str) -> None:
     """Seeds as points, their mean as a bar, 95 % interval as a line; zero is the control."""
     names = [arm.name for arm in ARMS if arm.name != "control"]
-    found = [report.find(variant, name) for name in names]
+    found = [result.find(variant, name) for name in names]
     for place, (name, gap) in enumerate(zip(names, found, strict=True)):
         colour, _, marker = LOOK[name]
         seeds = [g for g in gap.gaps if g is not None]
@@ -66,35 +62,33 @@ def _draw_gaps(axis: Axes, report: Report, variant: str) -> None:
     low, high = PAPER_INTERVAL
     place = names.index("rescaled") - 0.33
     axis.plot([low, high], [place] * 2, color="0.5", lw=2.5, solid_capstyle="butt")
-    axis.text(low / 1.15, place, f"paper ({PAPER_PARAMETERS})", fontsize=SMALL - 0.5, va="center",
-              ha="right", color="0.4")  # fmt: skip
+    words, look = f"paper ({PAPER_PARAMETERS})", {"fontsize": SMALL - 0.5, "color": "0.4"}
+    axis.text(low / 1.15, place, words, va="center", ha="right", **look)
     # small gaps and large ones on one axis: linear within one
     axis.set_xscale("symlog", linthresh=1.0)
     axis.set_yticks(range(len(names)), [BY_NAME[name].label for name in names])
-    for label, name in zip(axis.get_yticklabels(), names, strict=True):
-        label.set_color(LOOK[name][0])  # the legend of the other panels
+    for text, name in zip(axis.get_yticklabels(), names, strict=True):
+        text.set_color(LOOK[name][0])  # the legend of the other panels
     axis.set_ylim(len(names) - 0.5, -0.7)
-    axis.set_xlabel("PPL − control (linear within ±1)", fontsize=TEXT)
+    label(axis, "PPL − control (linear within ±1)", "", f"{variant}: perplexity", loc="left")
 
 
-def _draw_losses(axis: Axes, report: Report, variant: str, resumed: bool) -> None:
+def _draw_losses(axis: Axes, result: RebalanceResult, variant: str, resumed: bool) -> None:
     """Training loss minus the control's on the same batches, mean over seeds, smoothed."""
     control = "control" if resumed else "base"
     for arm in ARMS:
         if arm.resumed != resumed or arm.name == "control":
             continue
         curves = []
-        for seed in range(report.study.seeds):
-            own, other = (report.cells[variant, seed, n]["losses"] for n in (arm.name, control))
+        for seed in range(result.setting.seeds):
+            own, other = (result.cells[variant, seed, n]["losses"] for n in (arm.name, control))
             steps = min(len(own), len(other))
             curves.append(np.array(own[:steps]) - np.array(other[:steps]))
         steps = min(map(len, curves))
         mean = np.mean([curve[:steps] for curve in curves], axis=0)
-        window = min(WINDOW, 1 + steps // 4)
-        smooth = np.convolve(mean, np.ones(window) / window, mode="valid")
         colour, line, _ = LOOK[arm.name]
-        at = np.arange(len(smooth)) + (window + 1) / 2
-        axis.plot(at, smooth, color=colour, ls=line, lw=1.1)
+        smooth = running_mean(mean, min(WINDOW, 1 + steps // 4))
+        axis.plot(*smooth, color=colour, ls=line, lw=1.1)
     axis.axhline(0.0, color="0.5", lw=0.7)
-    axis.set_xlabel("step", fontsize=TEXT)
-    axis.set_ylabel("training loss − control, nats", fontsize=TEXT)
+    title = "resumed from the checkpoint" if resumed else "trained from the start"
+    label(axis, "step", "training loss − control, nats", title, loc="left")

@@ -45,11 +45,6 @@ class Batches:
         self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64))
         self.lengths = np.array([len(text) for text in self.texts])
 
-    @property
-    def per_epoch(self) -> int:
-        """Batches in an epoch."""
-        return -(-len(self.texts) // self.size)
-
     def epoch(self, seed: int, number: int) -> Iterator[Batch]:
         """Every text once. The order depends on (seed, number) alone.
 

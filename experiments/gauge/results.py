@@ -6,11 +6,21 @@ import dataclasses
 
 import numpy as np
 
-from .study import TREATMENTS, GaugeStudy
+from .experiment import TREATMENTS, GaugeSetting
 
 MODELS = ("limit", "particles")
-COLUMNS = ["balancing", "model", "variable", "factor", "gauge", "step", "distance", "loss",
-           "loss_as_it_is", "limit_error"]  # fmt: skip
+COLUMNS = [
+    "balancing",
+    "model",
+    "variable",
+    "factor",
+    "gauge",
+    "step",
+    "distance",
+    "loss",
+    "loss_as_it_is",
+    "limit_error",
+]
 
 
 @dataclasses.dataclass
@@ -19,12 +29,12 @@ class GaugeResult:
 
     Attributes
     ----------
-    study : GaugeStudy
-    as_it_is : dict treatment -> what `study.train` gives
-    runs : dict (treatment, factor, gauge) -> what `study.measure` gives
+    study : GaugeSetting
+    as_it_is : dict treatment -> what `train` gives
+    runs : dict (treatment, factor, gauge) -> what `measure` gives
     """
 
-    study: GaugeStudy
+    study: GaugeSetting
     as_it_is: dict[str, dict]
     runs: dict[tuple[str, float, int], dict]
 
@@ -70,11 +80,17 @@ class GaugeResult:
                 notes += [f"{name}, {model}: {text}" for text in run[model]["notes"]]
         return notes
 
+    def as_dict(self) -> dict:
+        """The content of gauge.json."""
+        return {"rows": self.rows(), "notes": self.notes(), "limit_error": self.limit_error}
+
     def summary(self) -> str:
         """A line per treatment and factor: the distances at the last step, as min .. max."""
         last = self.study.recorded[-1]
-        lines = [f"distance of x from the law as it is, at step {last} (min .. max over gauges)",
-                 "balancing  factor  limit                    particles"]  # fmt: skip
+        lines = [
+            f"distance of x from the law as it is, at step {last} (min .. max over gauges)",
+            "balancing  factor  limit                    particles",
+        ]
         for treatment in TREATMENTS:
             for factor in self.study.factors:
                 cells = [_span(self.distances(treatment, m, factor, last)) for m in MODELS]

@@ -1,0 +1,275 @@
+"""Small pre-norm Transformers: one that gives a text its class, and a language model.
+
+Both are a `Transformer`: embeddings, blocks of attention and MLP, a last norm. They differ in what
+`Shape` says of the blocks and in what stands behind them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..frame.fields import Checked, Count
+
+VARIANTS = ("classic", "modern")
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture(Checked):
+    """The text classifier: pre-norm Transformer blocks with ReLU, from scratch."""
+
+    width: Count = 64
+    """Width d of the classifier."""
+    layers: Count = 4
+    """Transformer blocks."""
+    heads: Count = 4
+    """Attention heads of a block."""
+
+    def check(self) -> None:
+        super().check()
+        self.require_heads("width", self.width)
+
+    def require_heads(self, name: str, width: int) -> None:
+        """Refuse a width that does not divide into the heads."""
+        if width % self.heads:
+            raise ValueError(
+                f"{name} must be a multiple of heads ({self.heads}); got {width}. Use "
+                f"{width - width % self.heads or self.heads}."
+            )
+
+    def make(self, vocabulary: int, longest: int, seed: int) -> TextClassifier:
+        return TextClassifier(vocabulary, longest, self.width, self.layers, self.heads, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a model, and which kind of blocks it has.
+
+    Attributes
+    ----------
+    variant : str
+        classic: learned positions, LayerNorm, biases, as many key heads as query heads, a ReLU MLP.
+        modern: rotary positions, RMSNorm, no biases, grouped queries, SwiGLU, whose MLP is 3 wide
+        where the classic one is 4, so that the two have the same parameters.
+    vocabulary, context : int
+        Tokens there are, and tokens of the longest text.
+    width, layers, heads : int
+    """
+
+    variant: str
+    vocabulary: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+
+    @property
+    def modern(self) -> bool:
+        return self.variant == "modern"
+
+    @property
+    def head(self) -> int:
+        return self.width // self.heads
+
+    def norm(self) -> nn.Module:
+        return (nn.RMSNorm if self.modern else nn.LayerNorm)(self.width)
+
+
+class Attention(nn.Module):
+    """Self-attention with separate projections, so that each is an affine layer of its own.
+
+    Two query heads share a key head in the modern variant.
+    """
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.head_dim = shape.head
+        self.groups = 2 if shape.modern and shape.heads % 2 == 0 else 1
+        narrow = shape.width // self.groups
+        bias = not shape.modern
+        self.q_proj = nn.Linear(shape.width, shape.width, bias)
+        self.k_proj = nn.Linear(shape.width, narrow, bias)
+        self.v_proj = nn.Linear(shape.width, narrow, bias)
+        self.o_proj = nn.Linear(shape.width, shape.width, bias)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        turn: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """x (B, N, width); mask (B, N), True where there is a token, None for causal attention."""
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        if self.groups > 1:
+            k, v = (t.repeat_interleave(self.groups, 1) for t in (k, v))
+        if mask is None:
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            z = F.scaled_dot_product_attention(q, k, v, mask[:, None, None, :])
+        return self.o_proj(z.transpose(1, 2).flatten(-2))
+
+
+class ReLUMLP(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.up_proj = nn.Linear(width, 4 * width)
+        self.act = nn.ReLU()
+        self.down_proj = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(width, 3 * width, bias=False)
+        self.up_proj = nn.Linear(width, 3 * width, bias=False)
+        self.down_proj = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.attention_norm, self.attention = shape.norm(), Attention(shape)
+        self.mlp_norm = shape.norm()
+        self.mlp = SwiGLU(shape.width) if shape.modern else ReLUMLP(shape.width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, turn) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), mask, turn)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """Embeddings of tokens and places, blocks, and a last norm."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = None if shape.modern else nn.Embedding(shape.context, shape.width)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = shape.norm()
+
+    def states(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Normed states (B, N, width) of tokens (B, N); for the mask see `Attention`."""
+        x, turn = self.embedding(tokens), None
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
+        else:
+            turn = rotation(tokens.shape[1], self.shape.head, x)
+        for layer in self.layers:
+            x = layer(x, mask, turn)
+        return self.norm(x)
+
+
+class Decoder(Transformer):
+    """Tokens (B, N) -> logits (B, N, vocabulary); the output shares the embedding's weight.
+
+    Its symmetry pairs are exact in both variants.
+    """
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.states(tokens), self.embedding.weight)
+
+
+class TextClassifier(Transformer):
+    """Mean of the states over the text's tokens, and an affine classifier of two classes.
+
+    Parameters
+    ----------
+    vocabulary, longest : int
+        Words, and tokens of the longest text.
+    width, layers, heads : int
+    seed : int
+        Of the weights, which are drawn from a generator of their own. The blocks' matrices are
+        Xavier-uniform, embeddings normal with standard deviation `width` ** -0.5, and the
+        classifier's weight with 0.02, so that the loss starts near that of a guess; biases are
+        zero.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        longest: int,
+        width: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        seed: int = 0,
+    ):
+        with torch.device("meta"):  # nothing is drawn from the global generator
+            super().__init__(Shape("classic", vocabulary, longest, width, layers, heads))
+            self.classifier = nn.Linear(width, 2)
+        self.to_empty(device="cpu")
+        self._draw(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, generator=generator)
+                module.bias.zero_()
+            elif isinstance(module, nn.Embedding):
+                deviation = 1.0 / math.sqrt(module.embedding_dim)
+                module.weight.normal_(0.0, deviation, generator=generator)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        self.classifier.weight.normal_(0.0, 0.02, generator=generator)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Logits (B, 2) of tokens (B, N) with mask (B, N), True where there is a token."""
+        return self.classifier(masked_mean(self.states(tokens, mask), mask))
+
+
+def make_decoder(shape: Shape, seed: int) -> Decoder:
+    """A model with the initialisation of GPT-2: std 0.02, residual outputs / sqrt(2 layers).
+
+    It depends on (shape, seed) alone; global random state is not touched.
+    """
+    with torch.device("meta"):  # no entry is drawn by the modules themselves
+        model = Decoder(shape)
+    model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 0.02 / (2 * shape.layers) ** 0.5 if residual else 0.02
+            parameter.normal_(0.0, std, generator=generator)
+    return model
+
+
+def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean over the tokens of each text: x (B, N, d), mask (B, N) -> (B, d)."""
+    kept = mask.unsqueeze(-1).to(x.dtype)
+    return (x * kept).sum(1) / kept.sum(1)
+
+
+def rotation(length: int, head: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (N, head / 2) of rotary positions (Su et al., arXiv:2104.09864)."""
+    look = {"dtype": torch.float64, "device": like.device}
+    frequency = 10000.0 ** (-torch.arange(0, head, 2, **look) / head)
+    angle = torch.arange(length, **look)[:, None] * frequency
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs (x_i, x_{i + head/2}) of every position."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)

@@ -1,0 +1,306 @@
+"""The frame of experiments: tasks to results, settings with bounds, one meaning of every option."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import torch
+from test_reviews import make_imdb
+
+from experiments.backbone.setting import BackboneSetting
+from experiments.boundary.experiment import BoundarySetting
+from experiments.cli import COMMANDS, main
+from experiments.engines import InProcess
+from experiments.engines.local import OneThread
+from experiments.frame.command import ExperimentCommand
+from experiments.frame.experiment import Experiment
+from experiments.frame.fields import Checked, Count, Distinct, Inner, Natural, Of, Positive, Some
+from experiments.frame.runner import alone, run
+from experiments.frame.task import Task
+from experiments.frame.window import Window
+from experiments.gauge.experiment import GaugeSetting
+from experiments.rebalance.experiment import RebalanceSetting
+from experiments.store import Cells, DamagedFile
+
+TEXT = str(Path(__file__).parent / "text.txt")
+CALLS = []
+
+
+def add(number, *before):
+    CALLS.append(number)
+    return {"sum": number + sum(result["sum"] for result in before)}
+
+
+def chain(**changes):
+    """c needs a and b; b stands behind it and needs a."""
+    tasks = {
+        "c": Task("c", add, (100,), ("c",), {"sum": int}, 1, ("a", "b")),
+        "a": Task("a", add, (1,), ("a",), {"sum": int}),
+        "b": Task("b", add, (10,), ("b",), {"sum": int}, 1, ("a",)),
+    }
+    return tasks | {name: dataclasses.replace(tasks[name], **c) for name, c in changes.items()}
+
+
+def run_here(tasks, cells, **options):
+    CALLS.clear()
+    return run("some", tasks, cells, lambda count: InProcess(), progress=False, **options)
+
+
+def test_tasks_get_the_results_they_wait_for_and_keep_their_own(tmp_path):
+    found = run_here(chain(), Cells(tmp_path))
+    assert list(found) == ["c", "a", "b"]
+    assert {name: result["sum"] for name, result in found.items()} == {"c": 112, "a": 1, "b": 11}
+    assert CALLS == [1, 10, 100]
+    assert {path.name for path in tmp_path.iterdir()} == {t.file for t in chain().values()}
+    assert run_here(chain(), Cells(tmp_path)) == found and CALLS == []
+
+
+def test_only_what_is_lost_or_damaged_is_computed_again(tmp_path):
+    first = run_here(chain(), Cells(tmp_path))
+    path = tmp_path / chain()["b"].file
+    path.write_bytes(path.read_bytes()[:-3])
+    cells = Cells(tmp_path)
+    prepared = []
+
+    def prepare(missing):
+        prepared.append(missing)
+        return ()
+
+    assert run_here(chain(), cells, prepare=prepare) == first
+    assert CALLS == [10] and prepared == [["b"]]
+    assert run_here(chain(), cells, prepare=prepare) == first and len(prepared) == 1
+    assert len(cells.damaged) == 1 and path.name in cells.damaged[0]
+
+
+def test_what_is_prepared_comes_first_among_the_arguments(tmp_path):
+    def scaled(factor, number, *before):
+        return {"sum": factor * number + sum(result["sum"] for result in before)}
+
+    tasks = chain(**{name: {"function": scaled} for name in "abc"})
+    found = run_here(tasks, Cells(tmp_path), prepare=lambda missing: (2,))
+    assert found["c"] == {"sum": 2 * 100 + 2 * 1 + (2 * 10 + 2 * 1)}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_task_whose_other_files_are_gone_is_computed_again_if_one_must_begin_from_it(
+    tmp_path, lost
+):
+    def intact():
+        asked.append(True)
+        if lost:
+            return False
+        raise DamagedFile("a.checkpoint is cut")
+
+    asked = []
+    first = run_here(chain(), Cells(tmp_path))
+    tasks = chain(a={"intact": intact})
+    assert run_here(tasks, Cells(tmp_path)) == first and CALLS == asked == []
+    (tmp_path / tasks["c"].file).unlink()
+    cells = Cells(tmp_path)
+    assert run_here(tasks, cells) == first
+    assert CALLS == [1, 100] and asked == [True]
+    assert cells.damaged == ([] if lost else ["a.checkpoint is cut: computed again"])
+
+
+def test_an_interrupted_run_keeps_what_was_finished(tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    tasks = chain(b={"function": stop})
+    with pytest.raises(KeyboardInterrupt):
+        run_here(tasks, Cells(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [tasks["a"].file]
+    assert run_here(chain(), Cells(tmp_path))["c"] == {"sum": 112} and CALLS == [10, 100]
+
+
+def test_tasks_that_wait_for_each_other_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="cycle"):
+        run_here(chain(a={"after": ("c",)}), Cells(tmp_path))
+
+
+def test_a_second_run_waits_for_the_first(tmp_path):
+    entered, order = threading.Event(), []
+
+    def second():
+        entered.set()
+        with alone(tmp_path / "lock"):
+            order.append("second")
+
+    with alone(tmp_path / "lock"):
+        other = threading.Thread(target=second)
+        other.start()
+        entered.wait()
+        other.join(0.3)
+        order.append("first")
+    other.join(30)
+    assert order == ["first", "second"] and not list(tmp_path.iterdir())
+
+
+def threads():
+    return {"threads": torch.get_num_threads()}
+
+
+@pytest.mark.parametrize(("here", "expected"), [(OneThread, 1), (InProcess, 2)])
+def test_an_experiment_says_how_many_threads_its_runs_have_here(tmp_path, here, expected):
+    class Threads(Experiment):
+        NAME, HERE = "threads", here
+
+        def cells(self):
+            return [0]
+
+        def task(self, cell):
+            return Task("threads", threads, (), (), {"threads": int})
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = Threads(GaugeSetting(), tmp_path).run(workers=1, progress=False)
+        assert found == {0: {"threads": expected}} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside(Checked):
+    size: Positive = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Example(Checked):
+    inside: Inside = Inside()
+    steps: Count = 1
+    seed: Natural = 0
+    part: Inner = 0.5
+    lrs: Annotated[tuple[Positive, ...], Distinct()] = (0.1,)
+    rule: Annotated[str, Of(("sgd", "adamw"))] = "sgd"
+    kinds: Annotated[tuple[str, ...], Some(("qk", "vo"))] = ("qk",)
+    anything: object = None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inside": Inside(-1.0)}, r"size must be a finite number in \(0, inf\); got -1.0."),
+        ({"steps": 0}, "steps must be at least 1; got 0."),
+        ({"steps": True}, "steps must be an integer; got True."),
+        ({"seed": -1}, "seed must be at least 0; got -1."),
+        ({"part": 1.0}, r"part must be a finite number in \(0, 1\); got 1.0."),
+        ({"lrs": ()}, r"lrs must be distinct, at least one; got \[\]. Name each once."),
+        ({"lrs": (0.1, 0.1)}, "lrs must be distinct"),
+        ({"lrs": (0.1, float("nan"))}, "lrs must be a finite number"),
+        ({"rule": "adam"}, "rule must be of sgd, adamw; got 'adam'. Use --rule sgd adamw."),
+        ({"kinds": ("qk", "qk")}, "kinds must be distinct and out of qk, vo"),
+        ({"kinds": ("mlp",)}, "kinds must be distinct and out of qk, vo"),
+    ],
+)
+def test_fields_refuse_by_their_bounds(change, message):
+    Example().check()
+    with pytest.raises((ValueError, TypeError), match=message):
+        dataclasses.replace(Example(), **change).check()
+
+
+@pytest.mark.parametrize(
+    "setting", [BoundarySetting(), BackboneSetting(), RebalanceSetting(), GaugeSetting()]
+)
+def test_quick_is_a_smaller_setting_of_the_same_kind(setting):
+    quick = setting.quick()
+    assert type(quick) is type(setting) and quick != setting and quick.quick() == quick
+    quick.check()
+
+
+def test_a_window_holds_what_is_measured_inside_it():
+    inside = Window("x", -0.1, 0.1, 0.05)
+    assert inside.inside and inside.expected == "-0.1 .. 0.1"
+    assert Window("x", 1.0, float("inf"), 1.0).expected == ">= 1"
+    assert Window("x", float("-inf"), 1e-5, 1.0).expected == "<= 1e-05"
+    assert not Window("x", -0.1, 0.1, None).inside
+    assert inside.as_dict() == {
+        "what": "x",
+        "low": -0.1,
+        "high": 0.1,
+        "measured": 0.05,
+        "inside": True,
+    }
+
+
+FRAMED = {name: c for name, c in COMMANDS.items() if issubclass(c, ExperimentCommand)}
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    return f"imdb:{make_imdb(tmp_path_factory.mktemp('aclImdb'))}"
+
+
+def tiny(name, reviews):
+    text = f"--data {reviews} --batch 8 --longest 12 --width 8 --layers 1 --heads 2"
+    return {
+        "boundary": f"boundary {text} --quick --steps 2 --evaluate 2 --methods adamw --widths 8 "
+        "--early 1",
+        "backbone": f"backbone {text} --steps 8 --every 1 --window 3 --seeds 1 --beta2 0.9 "
+        "--depths 2 --particle-heads 3 --particle-seeds 2 --particle-steps 8 --max-elements 32",
+        "rebalance": f"rebalance --data {TEXT} --quick --steps 2 --resumed-steps 2 "
+        "--start-steps 1 --vocabulary 300 --context 8 --width 8 --layers 1 --heads 2 "
+        "--held-out-windows 4 --batch 2",
+        "gauge": "gauge --quick --d 2 --m 2 --tokens 2 --contexts 1 --atoms 2 --steps 1 --eps 0.1 "
+        "--depth 16 --heads 2 --tol 1e-2 --factors 4",
+    }[name].split()
+
+
+@pytest.mark.parametrize("name", FRAMED)
+def test_json_prints_the_result_file_and_nothing_else(name, reviews, tmp_path, capsys):
+    if name == "rebalance":
+        pytest.importorskip("tokenizers")
+    arguments = [*tiny(name, reviews), "--workers", "1", "--out", str(tmp_path)]
+    main([*arguments, "--json"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == json.loads((tmp_path / f"{name}.json").read_text())
+    assert f"{name}.json" in printed.err
+
+
+def test_without_json_the_same_runs_are_told_in_words(reviews, tmp_path, capsys):
+    arguments = [*tiny("gauge", reviews), "--workers", "1", "--out", str(tmp_path)]
+    main([*arguments, "--json"])
+    cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
+    capsys.readouterr()
+    main(arguments)
+    printed = capsys.readouterr().out
+    assert "largest estimated error of a limit" in printed and "gauge.pdf" in printed
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == cells
+
+
+@pytest.mark.parametrize("name", FRAMED)
+def test_options_that_all_have_mean_one_thing(name, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    text = capsys.readouterr().out
+    assert all(option in text for option in ("--workers", "--json", "--quick", "--out"))
+    # arms of a language model start from checkpoints, which lie in a folder
+    assert ("--scheduler" in text) == (name != "rebalance")
+
+
+def test_workers_of_a_scheduler_are_its_own(reviews, tmp_path, capsys):
+    wrong = ["--workers", "2", "--scheduler", "tcp://127.0.0.1:1"]
+    with pytest.raises(SystemExit) as left:
+        main([*tiny("boundary", reviews), "--out", str(tmp_path), *wrong])
+    assert left.value.code == 2
+    assert "workers must be left out with a scheduler" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["boundary", "backbone", "gauge"])
+def test_a_cluster_changes_no_bit(name, reviews, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    arguments = tiny(name, reviews)
+    main([*arguments, "--out", str(tmp_path / "alone"), "--workers", "1"])
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        scheduler = ["--scheduler", cluster.scheduler_address]
+        main([*arguments, "--out", str(tmp_path / "cluster"), *scheduler])
+    folders = [tmp_path / place / "cells" for place in ("alone", "cluster")]
+    assert len({tuple(sorted(p.name for p in folder.iterdir())) for folder in folders}) == 1
+    for path in folders[0].iterdir():
+        assert path.read_bytes() == (folders[1] / path.name).read_bytes()
