@@ -305,6 +305,23 @@ def test_cells_near_the_limits_own_error_are_left_out():
     assert floored.select(term="fluctuation") == exact.select(term="fluctuation")
 
 
+def test_the_limits_error_may_differ_between_depths():
+    # only the two deepest biases, 0.0036 and 0.0018, lie within ten times an error of 5e-4
+    errors = dict.fromkeys(DEPTHS, 0.0) | {64: 5e-4, 128: 5e-4}
+    exact, floored = (fit_rates(bias_rows(), reference_error={"x": e}) for e in (0.0, errors))
+    assert floored.fits[0].window == (4, 8, 16, 32) and exact.fits[0].window == DEPTHS
+    assert "below 10 x the limit's error" in floored.fits[0].note
+    # and where an error is known everywhere, it may as well be one number
+    same = [fit_rates(bias_rows(), reference_error=e) for e in (5e-5, {"x": errors | dict.fromkeys(
+        DEPTHS, 5e-5)})]  # fmt: skip
+    assert same[0].fits == same[1].fits
+    # the total lies above the floor, which its quadrature raises
+    table = seed_rows("total") + bias_rows()
+    table += [row("quadrature", math.inf, math.inf, s, 1e-3) for s in (1, 2)]
+    same = [fit_rates(table, reference_error={"x": e}) for e in (5e-5, dict.fromkeys(DEPTHS, 5e-5))]
+    assert same[0].fits == same[1].fits
+
+
 def test_error_of_the_limit_widens_the_range():
     exact, loose = (fit_rates(bias_rows(), reference_error=e).fits[0] for e in (0.0, 5e-5))
     assert loose.exponent == exact.exponent and loose.window == exact.window
@@ -453,6 +470,8 @@ def test_other_terms_and_infinite_heads_are_ignored():
         ({"reference_error": -1.0}, ValueError, "reference_error must be finite and >= 0"),
         ({"reference_error": math.nan}, ValueError, "reference_error must be finite"),
         ({"reference_error": {"p": 0.0}}, ValueError, "reference_error lacks x; give 0.0 if exact"),
+        ({"reference_error": {"x": {4: 0.0}}}, ValueError, "reference_error lacks L = 8, 16, 32"),
+        ({"reference_error": {"x": dict.fromkeys(DEPTHS, -1.0)}}, ValueError, "finite and >= 0"),
     ],
 )
 def test_bad_arguments(arguments, error, message):

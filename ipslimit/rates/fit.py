@@ -127,9 +127,10 @@ def fit_rates(
         "quadrature" (L = H = inf, one per scrambling, see `ipslimit.errors.quadrature_table`) say
         how well the nodes of a sampled law stand for it, see Notes.
     reference_error : float, or mapping from variable or (step, variable) to float
-        The limit solution's own error, in the units of the errors. Bias and total cells below 10
-        times it are left out, and it widens their intervals; the fluctuation, a difference of
-        two particle runs, does not contain it.
+        The limit solution's own error, in the units of the errors; instead of a float also a
+        mapping from every L to one, where it is known better at some depths than at others. Bias
+        and total cells below 10 times it are left out, and it widens their intervals; the
+        fluctuation, a difference of two particle runs, does not contain it.
     window : mapping, optional
         Smallest and largest size used, {"L": (8, 256), "H": (1, 4096)}; by default all sizes.
     correction : float
@@ -181,17 +182,19 @@ def fit_rates(
     """
     settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
     groups = read_table(table)
-    reference = reference_errors(reference_error, {(step, v) for step, v, _, _ in groups})
+    cases = {(step, v) for step, v, _, _ in groups}
+    depths = {c.L for terms in groups.values() for cells in terms.values() for c in cells}
+    reference = reference_errors(reference_error, cases, depths - {math.inf})
     fits, joint, refused = [], [], []
     for group, terms in groups.items():
         about = dict(zip(KEYS, group, strict=True))
-        own = reference[group[:2]]
+        own = Floor(reference[group[:2]])
         scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
         quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
         floors = {
-            "bias": Floor(own),
+            "bias": own,
             "fluctuation": Floor(0.0, quadrature),
-            "total": Floor(own + quadrature),  # of the bias too, which the draws do not average
+            "total": own.plus(quadrature),  # of the bias too, which the draws do not average
         }
         for term, cells in terms.items():
             cells = [c for c in cells if _inside(c, settings.window)]

@@ -79,22 +79,26 @@ def _window(window):
     return whole
 
 
-def reference_errors(given, cases):
-    """The limit's own error by (step, variable), from one number or a mapping."""
+def reference_errors(given, cases, depths):
+    """The limit's own error by (step, variable): a float, or one for each of the depths."""
     if not isinstance(given, Mapping):
         given = dict.fromkeys(cases, given)
     missing = sorted({v for step, v in cases if (step, v) not in given and v not in given})
     if missing:
         raise ValueError(f"reference_error lacks {', '.join(missing)}; give 0.0 if exact")
     return {
-        case: _real(
-            "reference_error",
-            given[case] if case in given else given[case[1]],
-            "finite and >= 0",
-            lambda e: 0 <= e < math.inf,
-        )
+        case: _reference_error(given[case] if case in given else given[case[1]], depths)
         for case in cases
     }
+
+
+def _reference_error(error, depths):
+    if not isinstance(error, Mapping):
+        return _real("reference_error", error, "finite and >= 0", lambda e: 0 <= e < math.inf)
+    missing = sorted(plain(L) for L in depths if L not in error)
+    if missing:
+        raise ValueError(f"reference_error lacks L = {', '.join(map(str, missing))}; name every L")
+    return {L: _reference_error(error[L], ()) for L in depths}
 
 
 def _real(name, value, rule, holds):
