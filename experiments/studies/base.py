@@ -57,7 +57,9 @@ class ClauseStudy(abc.ABC):
         size = self.QUICK if self.quick else self.FULL
         given = {"depths": self.depths, "heads": self.heads, "seeds": self.seeds}
         given = {name: value for name, value in given.items() if value is not None}
-        return dataclasses.replace(size, **given, root_seed=self.root_seed)
+        # cells besides the product belong to the sizes they were chosen for
+        more = () if "depths" in given or "heads" in given else size.more or ()
+        return dataclasses.replace(size, **given, root_seed=self.root_seed, more=more)
 
     @property
     def folder(self) -> Path:
