@@ -94,6 +94,7 @@ class SweepResult:
             "limit": self.limit | {"errors": errors, "theta": theta},
             "fits": fits["fits"],
             "joint": fits["joint"],
+            "shares": fits["shares"],
             "constant": self.constant,
             "runs": self.runs,
             "at_initialisation": self.against_theory(),

@@ -6,6 +6,7 @@ from numbers import Real
 
 from .joint import POWERS, JointFit, fit_joint
 from .settings import check_settings, reference_errors
+from .share import Share, find_share
 from .single import Floor, RateFit, Refused, fit_range, fit_seeds, plain
 from .table import read_table
 
@@ -20,6 +21,8 @@ class RateFits:
     ----------
     fits : list of RateFit
     joint : list of JointFit
+    shares : list of Share
+        One for each fit of a fluctuation: what its exponent allows beside -1/2, and a verdict.
     refused : list of dict
         What was asked and cannot be had: step, variable, term, norm, set, in, at, and the reason.
     settings : dict
@@ -28,6 +31,7 @@ class RateFits:
 
     fits: list
     joint: list
+    shares: list
     refused: list
     settings: dict
 
@@ -49,11 +53,19 @@ class RateFits:
             criteria["at"] = plain(criteria["at"])
         return [f for f in self.fits if all(getattr(f, k) == v for k, v in criteria.items())]
 
+    def share(self, fit):
+        """The `Share` that belongs to a `RateFit`; None unless it is one of a fluctuation."""
+        names = ("step", "variable", "norm", "set", "size", "at")
+        key = [getattr(fit, name) for name in names]
+        found = (s for s in self.shares if [getattr(s, name) for name in names] == key)
+        return next(found, None) if fit.term == "fluctuation" else None
+
     def as_dict(self):
-        """Plain types for JSON, under "fits", "joint", "refused" and "settings"."""
+        """Plain types for JSON, under "fits", "joint", "shares", "refused" and "settings"."""
         return {
             "fits": [f.as_dict() for f in self.fits],
             "joint": [f.as_dict() for f in self.joint],
+            "shares": [s.as_dict() for s in self.shares],
             "refused": [dict(r) for r in self.refused],
             "settings": self.settings,
         }
@@ -89,6 +101,11 @@ class RateFits:
             note = f" ({f.note})" if f.note else ""
             lines.append(
                 f"step {f.step} {f.variable} total {f.norm} {f.set} ~ {formula[f.model]}: {f}{note}"
+            )
+        for s in self.shares:
+            lines.append(
+                f"step {s.step} {s.variable} fluctuation {s.norm} {s.set} in {s.size} at {s.at}: "
+                f"{s}"
             )
         for r in self.refused:
             lines.append(
@@ -185,7 +202,7 @@ def fit_rates(
     cases = {(step, v) for step, v, _, _ in groups}
     depths = {c.L for terms in groups.values() for cells in terms.values() for c in cells}
     reference = reference_errors(reference_error, cases, depths - {math.inf})
-    fits, joint, refused = [], [], []
+    fits, joint, shares, refused = [], [], [], []
     for group, terms in groups.items():
         about = dict(zip(KEYS, group, strict=True))
         own = Floor(reference[group[:2]])
@@ -204,9 +221,14 @@ def fit_rates(
                     fits.append(RateFit(**named, **fit(part)))
                 except Refused as why:
                     refused.append(_refusal(named, why))
+                    continue
+                if term == "fluctuation":
+                    start = _proved(groups, group)
+                    found = find_share(part, size, group[1], start, settings, floors[term])
+                    shares.append(Share(**_without(named, "term"), **found))
             if term == "total":
                 joint += _both_models(about, cells, settings, floors[term], refused)
-    return RateFits(fits, joint, refused, settings.as_dict())
+    return RateFits(fits, joint, shares, refused, settings.as_dict())
 
 
 def _tasks(term, cells, settings, floor):
@@ -238,10 +260,20 @@ def _both_models(about, cells, settings, floor, refused):
     return [JointFit(**about, **f, better=f["residual"] == least) for f in found]
 
 
+def _proved(groups, group):
+    """Step 0 of a group by (L, H), where its fluctuation has exponents -1/2 [C]."""
+    step, variable, *rest = group
+    if step == 0 or variable not in ("x", "p"):
+        return {}
+    return {(c.L, c.H): c for c in groups.get((0, variable, *rest), {}).get("fluctuation", ())}
+
+
 def _refusal(named, why):
-    named = {**named, "in": named["size"], "reason": str(why)}
-    del named["size"]
-    return named
+    return _without({**named, "in": named["size"], "reason": str(why)}, "size")
+
+
+def _without(named, name):
+    return {key: value for key, value in named.items() if key != name}
 
 
 def _inside(cell, window):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from .noise import resample
+from .share import rules
 from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
 
 
@@ -38,6 +39,7 @@ class Settings:
             "bias: k/L fitted freely with weight L",
             "spread": "random terms: excess of the leave-one-size-out jackknife over noise and "
             "correction; bias: largest shift to the plain fit or without one size",
+            "shares": rules(),
             "bootstrap": self.bootstrap,
             "level": self.level,
             "seed": self.seed,
