@@ -107,6 +107,15 @@ class Share:
     seeds: int
     note: str
 
+    @property
+    def brief(self):
+        """The verdict with its number, in a few words."""
+        return (
+            f"{self.verdict}, {self.rival} <= {percent(self.upper[2])}"
+            if self.upper
+            else self.verdict
+        )
+
     def __str__(self):
         if not self.upper:
             return self.verdict
