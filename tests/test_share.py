@@ -64,7 +64,7 @@ def draw(rng, factor, cells=CELLS, seeds=16, paired=False):
 
 
 def share(cells, start=None, of="L", variable="x", floor=None, **changes):
-    settings = check_settings(None, 0.35, 100, 0.95, 0, changes.pop("shared_draws", False))
+    settings = check_settings(None, 1.0, 100, 0.95, 0, changes.pop("shared_draws", False))
     return find_share(cells, of, variable, start or {}, settings, floor or Floor())
 
 

@@ -76,6 +76,10 @@ def test_rates_json_holds_what_is_promised(finished):
         assert (
             fit["sizes"] >= 3 and fit["norm"] in ("rms", "sup") and fit["set"] in ("train", "probe")
         )
+    # every exponent of a fluctuation has a verdict
+    names = ("step", "variable", "norm", "set", "in", "at")
+    keys = [tuple(f[n] for n in names) for f in rates["fits"] if f["term"] == "fluctuation"]
+    assert keys == [tuple(s[n] for n in names) for s in rates["shares"]] and keys
     for row in rates["constant"]:
         assert math.isfinite(row["ratio"]) and row["ci95"][0] <= row["ratio"] <= row["ci95"][1]
     assert {row["at"] for row in rates["at_initialisation"]} == {"all", "inf"}
@@ -215,6 +219,16 @@ def test_summary_shows_exponents_constants_and_theory(finished):
     ):
         assert words in text
     assert len(summary(result, everything=True)) > 2 * len(text)
+    # and what each exponent of the fluctuation in L allows, as rates.json has it
+    (fit,) = result.fits.select(step=2, variable="x", term="fluctuation", size="L", at="all",
+                                norm="rms", set="train")  # fmt: skip
+    share = result.fits.share(fit)
+    (line,) = (line for line in text.splitlines() if line.startswith("  step 2 x     L^-1/3"))
+    assert line.endswith(share.verdict) and "paired" in line
+    assert f" {100 * share.upper[2]:.0f} % ({100 * share.expected[2]:.0f} %)  bend" in line
+    drawn = rates_figure(result, SMALL).axes[6]  # step 2, x, in L
+    words = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert any(share.brief.replace("<=", "≤") in text for text in words)
 
 
 def test_a_limit_that_diverges_is_an_error_of_the_study(tmp_path):

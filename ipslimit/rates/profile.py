@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from .leastsquares import corrections
 from .single import LEAST_SIZES, Refused
 
 # Scatter about the model beyond this quantile of the noise alone enlarges the noise.
@@ -41,7 +42,7 @@ class Sample:
         return replace(self, **arrays)
 
 
-def gather(cells, start, corrections, quadrature):
+def gather(cells, start, correction, quadrature):
     """The `Sample` of cells of a fluctuation.
 
     Parameters
@@ -49,8 +50,8 @@ def gather(cells, start, corrections, quadrature):
     cells : list of Cell, of two seeds or more each
     start : dict (L, H) -> Cell
         The same draws at step 0, where e^2 L H has no slope but corrections; empty if unknown.
-    corrections : tuple of three floats
-        Standard deviations of those in (L H)^-1/2, 1/L and 1/L^2 to log e^2.
+    correction : float
+        Factor on the allowance for corrections to scaling.
     quadrature : float
         Error of a sampled law's nodes: it adds its square to e^2, and twice its product with the
         mean of the draws.
@@ -78,8 +79,7 @@ def gather(cells, start, corrections, quadrature):
     each = variance / seeds
     # of the logarithm of a mean, to second order, as for chi-square variables
     noise = np.sqrt(each * (1 + each / 2) + (2 * share) ** 2 / seeds)
-    columns = [(L * H) ** -0.5, 1 / L, L**-2.0]
-    known = np.column_stack([k * c for k, c in zip(corrections, columns, strict=True)])
+    known = 2 * correction * corrections(L, H, "L")  # of log e, twice of log e^2
     known = np.column_stack([known, share**2]) if quadrature else known
     # of a variance from squares that scatter like chi-square variables, as in `Noise.degrees`
     degrees = 2 * (seeds - 1).sum() / (2 + 6 * variance)

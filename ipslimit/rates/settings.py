@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from .leastsquares import CORRECTIONS
 from .noise import resample
 from .share import rules
 from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
@@ -29,13 +30,14 @@ class Settings:
         return noise
 
     def as_dict(self):
+        deviations = ", ".join(f"{self.correction * k:g}" for k in CORRECTIONS)
         return {
             "window": {of: [plain(v) for v in pair] for of, pair in self.window.items()},
             "least_sizes": LEAST_SIZES,
             "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error; fluctuation of "
             f"sampled laws: error >= {QUADRATURE_FLOOR:g} x the quadrature error",
-            "correction": f"random terms: factor exp(k/s + k'/s^2), k and k' ~ N(0, "
-            f"{self.correction:g}^2), s = L in fits in L and L H in fits in H; "
+            "correction": f"random terms: factor exp(k1 (L H)^-1/2 + k2/L + k3/L^2), k's normal "
+            f"with standard deviations {deviations} (in fits in H k1 alone); "
             "bias: k/L fitted freely with weight L",
             "spread": "random terms: excess of the leave-one-size-out jackknife over noise and "
             "correction; bias: largest shift to the plain fit or without one size",

@@ -9,11 +9,10 @@ of a cell is modelled as
 with g = 1/3 or 1/4, and s the share at L0. Each H has a constant C_H of its own, so that L alone is
 asked; s is the same at every H.
 
-Corrections to scaling, k1, k2 and k3, are normal with mean 0 and standard deviations 2, 6 and 18.
-They are as large as on real problems: after 20 steps at H = 4, k2 is -3 for x and -5 for p; and
-k3 = k2^2/2 is what L/(L + c) = exp(-c/L + c^2/(2 L^2) - ..) has beside k2 = -c, without which such
-a factor reads as a share. Bounds are those of the likelihood's profile over s, the k's at their
-best. s beyond [0, 1] is admitted as far as the model is positive, so that neither is a boundary.
+The corrections are those of every fit of a random term (`leastsquares.CORRECTIONS`; in squares k1,
+k2 and k3 have standard deviations 2, 6 and 18). Bounds are those of the likelihood's profile over
+s, the k's at their best. s beyond [0, 1] is admitted as far as the model is positive, so that
+neither is a boundary.
 
 Noise is that of the seeds: relative variances of e^2 pooled over cells (by the central limit
 theorem one law in all of them), enlarged where cells scatter by significantly more. Where the same
@@ -44,8 +43,6 @@ BENT = "not a power law"
 OPEN = "sizes do not decide"
 STRAIGHT = "no bend seen"  # in H, where this is all that is asked
 
-# Standard deviations of the corrections to log e^2 in (L H)^-1/2, 1/L and 1/L^2.
-CORRECTIONS = (2.0, 6.0, 18.0)
 LEAST_UNITS = 16  # L H below which no expansion in (L H)^-1/2 is believed
 SLOW_AT = 2.4  # standard deviations of the share from 0: 1 % by chance
 BENT_AT = 3.0  # of the largest bend over all sizes: 1 % by chance
@@ -138,11 +135,10 @@ def percent(share):
 
 def rules():
     """The choices made beforehand, for the settings of a fit."""
-    deviations = ", ".join(f"{value:g}" for value in CORRECTIONS)
     return (
         "share of the variance like L^-1/3 (theta: L^-1/4), cells with L H >= "
-        f"{LEAST_UNITS}, corrections k1 (L H)^-1/2 + k2/L + k3/L^2 to log e^2 with standard "
-        f"deviations {deviations}; slower: {SLOW_AT:g} standard deviations; bend: {BENT_AT:g}; "
+        f"{LEAST_UNITS}, corrections as in exponents; slower: {SLOW_AT:g} standard deviations; "
+        f"bend: {BENT_AT:g}; "
         f"both without the smallest size too; held: bound at the largest L <= {HELD_BELOW:g}"
     )
 
@@ -166,7 +162,7 @@ def find_share(cells, of, variable, start, settings, floor):
             raise Refused("seeds share their draws between cells, which are taken as independent")
         cells, _, notes = choose(cells, floor)
         cells = [c for c in with_seeds(cells, notes) if c.L * c.H >= LEAST_UNITS]
-        sample = gather(cells, start, CORRECTIONS, floor.quadrature) if cells else None
+        sample = gather(cells, start, settings.correction, floor.quadrature) if cells else None
         if sample is None:
             raise Refused(f"no cell has L H >= {LEAST_UNITS}")
         found = _Test(sample, of, variable, settings.level)
