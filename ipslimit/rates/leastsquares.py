@@ -13,9 +13,9 @@ import numpy as np
 from scipy import stats
 
 # How large corrections to log e are, in (L H)^-1/2, 1/L and 1/L^2: standard deviations, as wide as
-# on real problems. After 20 steps at H = 4 the second is -1.5 for x and -2.5 for p; the third, half
-# the square of the second, is what L/(L + c) = exp(-c/L + c^2/(2 L^2) - ..) has beside -c, without
-# which such a factor reads as a slower law.
+# on real problems. After 20 steps at H = 4 the second is -1.5 for x and -2.5 for p; the third, the
+# square of the second, is what sqrt(L/(L + c)) = exp(-c/(2 L) + c^2/(4 L^2) - ..) has beside it,
+# without which such a factor reads as a slower law.
 CORRECTIONS = (1.0, 3.0, 9.0)
 # A fitted correction larger than this many expected standard deviations is reported.
 SURPRISE = 2.5

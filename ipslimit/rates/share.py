@@ -7,7 +7,8 @@ of a cell is modelled as
     C_H / (L H) * (1 - s + s (L/L0)^(1 - 2g)) * exp(k1 (L H)^-1/2 + k2/L + k3/L^2)
 
 with g = 1/3 or 1/4, and s the share at L0. Each H has a constant C_H of its own, so that L alone is
-asked; s is the same at every H.
+asked, and s is the same at every H: of (L H)^-1/4 it is L^-1/4 that is asked. A share that grows
+with H would let large H answer for small, where parameters depart most from -1/2.
 
 The corrections are those of every fit of a random term (`leastsquares.CORRECTIONS`; in squares k1,
 k2 and k3 have standard deviations 2, 6 and 18). Bounds are those of the likelihood's profile over
@@ -25,7 +26,7 @@ sees a late onset (-1/2, then -1/3 from some size on), often, and not a sum of t
 over three decades bends too little and reads "slower". In H the test for a bend stands alone, with
 constants for every L.
 
-All choices were made on synthetic errors (tests/test_share.py), before any data were read.
+Thresholds were set on synthetic errors (tests/test_share.py), not on what they say of real ones.
 """
 
 import math
