@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ipslimit.rates import RateFit
+from ipslimit.rates import RateFit, RateFits
 
 # Okabe & Ito's palette; markers repeat the distinction for readers without colour.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -34,7 +34,7 @@ def rates_figure(result, study) -> Figure:
     for (step, variable), (left, middle, right) in zip(cases, axes, strict=True):
         cells = cells_of(result.rows, step, variable)
         fits = result.fits.select(step=step, variable=variable, norm="rms", set="train")
-        _against_depth(left, cells, fits, result.limit["error"])
+        _against_depth(left, cells, fits, result.limit["error"], all_heads(result.fits, fits))
         _against_heads(middle, cells, fits)
         ratios = [r for r in result.constant if (r["step"], r["variable"]) == (step, variable)]
         _ratios(right, [r for r in ratios if r["set"] == "train"])
@@ -91,7 +91,17 @@ def cells_of(
     }
 
 
-def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float) -> None:
+def all_heads(every: RateFits, fits: list[RateFit]) -> str:
+    """The exponent in L of the fluctuation over all cells, and what it allows beside -1/2."""
+    fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "L", "all")), None)
+    if fit is None:
+        return "no exponent over all H"
+    low, high = fit.interval
+    verdict = every.share(fit).brief.replace("<=", "≤")
+    return f"all H: {fit.exponent:.2f} [{low:.2f}, {high:.2f}]\n{verdict}"
+
+
+def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float, words: str) -> None:
     fluctuation, bias = cells.get("fluctuation", {}), cells.get("bias", {})
     for i, heads in enumerate(sorted({h for _, h in fluctuation})):
         points = {depth: e for (depth, h), e in fluctuation.items() if h == heads}
@@ -103,6 +113,7 @@ def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float) -
     depths = sorted({depth for depth, _ in bias})
     log_axes(axis, depths)
     axis.plot([], [], color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
+    axis.plot([], [], lw=0, label=words)
     legend_below(axis)
     axis.autoscale(False)
     axis.axhline(floor, color="0.5", lw=0.8, ls=":")
@@ -112,7 +123,10 @@ def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float) -
 
 def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
     fluctuation = cells.get("fluctuation", {})
-    for i, depth in enumerate(sorted({depth for depth, _ in fluctuation})):
+    counts = Counter(depth for depth, _ in fluctuation)
+    # depths beyond the others may have too few H for a line
+    depths = [depth for depth in sorted(counts) if counts[depth] > 2] or sorted(counts)
+    for i, depth in enumerate(depths):
         points = {h: e for (l, h), e in fluctuation.items() if l == depth}
         fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "H", depth)), None)
         series(axis, points, fit, look(i), f"L={depth:g}")
@@ -203,7 +217,7 @@ def legend_below(axis: Axes, columns: int = 1) -> None:
         low, high = 0.1, 1.0
     # in logarithms, and within the range of floats, whose ends errors may reach
     span = math.log10(high / low) if high / low < math.inf else 300.0
-    room = 0.1 * math.ceil(len(labels) / columns)
+    room = 0.1 * math.ceil(sum(1 + text.count("\n") for text in labels) / columns)
     floor, top = math.log10(low) - room * span, math.log10(high) + 0.12 * span
     axis.set_ylim(10.0 ** max(floor, -300.0), 10.0 ** min(top, 300.0))
     axis.legend(

@@ -192,6 +192,10 @@ class Setting:
         return Problem(contexts, targets, self.make_law(), self.causal, probes)
 
 
+# Exponents in L are told from one another by depth, at two numbers of heads as well as at five.
+TALL = tuple((depth, heads) for depth in (256, 512, 1024) for heads in (8, 64))
+
+
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """Which transformers are compared with the limit."""
@@ -204,6 +208,23 @@ class Sizes:
     """Independent draws of the heads for every (L, H)."""
     root_seed: int = 0
     """The draws of a seed depend on (root seed, L, H, seed) alone."""
+    more: tuple[tuple[int, int], ...] | None = None
+    """Cells besides every L with every H, as L H L H .. (default: 256, 512, 1024 at 8, 64 with the
+    default depths and heads, else none)."""
+
+    @property
+    def cells(self) -> list[tuple[int, int]]:
+        """All (L, H): every depth with every number of heads, and `more`."""
+        more = self.more
+        if more is None:
+            default = Sizes.depths, Sizes.heads
+            more = TALL if (self.depths, self.heads) == default else ()
+        product = [(depth, count) for depth in self.depths for count in self.heads]
+        return sorted({*product, *more})
+
+    @property
+    def all_depths(self) -> list[int]:
+        return sorted({depth for depth, _ in self.cells})
 
     def check(self) -> None:
         for name in ("depths", "heads"):
@@ -215,6 +236,9 @@ class Sizes:
                     f"{name} must be distinct sizes, at least one; got {list(values)}. "
                     "Name each size once."
                 )
+        for cell in self.more or ():
+            for value in cell:
+                require_int("more", value, 1, MOST_HEADS)
         require_int("seeds", self.seeds, 1, MOST_SEEDS)
         require_int("root_seed", self.root_seed, 0)
 
@@ -289,13 +313,17 @@ def _plain_value(hint: type, value: object, name: str) -> object:
     if dataclasses.is_dataclass(hint):
         return _from_plain(hint, value, name)
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    value = tuple(value) if isinstance(value, list) else value
+    value = _tuples(value)
     # True is an int, but is not meant as one; an int is a float
     given = float if type(value) is int and int not in allowed else type(value)
     if given not in [typing.get_origin(kind) or kind for kind in allowed]:
         words = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
         raise TypeError(f"{name} must be of type {words}; got {shown(value)}. Pass such a value.")
     return value
+
+
+def _tuples(value: object) -> object:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 class StudyError(ValueError):

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 
+from ipslimit.rates.share import percent
 from ipslimit.rates.single import QUADRATURE_FLOOR
 
 from .sweep import SweepResult
@@ -25,6 +26,8 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
     lines += [f"damaged result file: {text}" for text in result.damaged]
     lines += ["", *_headline(result)]
+    if shares := _shares(result):
+        lines += ["", *shares]
     if joint := _joint(result):
         lines += ["", *joint]
     if result.constant:
@@ -92,6 +95,28 @@ def _headline(result: SweepResult) -> list[str]:
                 f"{fit.step:>4}  {fit.variable:<8}  {fit.term:<11}  {fit.size:<2}  {fit}{note}"
             )
     return lines if len(lines) > 1 else [*lines, "      no exponent could be fitted"]
+
+
+def _shares(result: SweepResult) -> list[str]:
+    """A line for each exponent of the fluctuation in L: what it allows beside -1/2."""
+    lines = []
+    for fit in result.fits.select(norm="rms", set="train", term="fluctuation", size="L", at="all"):
+        share = result.fits.share(fit)
+        if not share.upper:
+            lines.append(f"  step {share.step} {share.variable}: {share.verdict} ({share.note})")
+            continue
+        bounds = " ".join(
+            f"{percent(upper)} ({percent(expected)})".rjust(13)
+            for upper, expected in zip(share.upper, share.expected, strict=True)
+        )
+        sizes = "/".join(f"{size:.0f}" for size in share.sizes)
+        lines.append(
+            f"  step {share.step} {share.variable:<5} {share.rival} at L={sizes}: {bounds}  bend "
+            f"{share.bend:+.1f} sd{', paired' if share.paired else ''}: {share.verdict}"
+        )
+    head = ("How much of the fluctuation's variance may fall more slowly than L^-1/2: 95 % bounds "
+            "(expected if none does)")  # fmt: skip
+    return [head, *lines] if lines else []
 
 
 def _joint(result: SweepResult) -> list[str]:

@@ -36,8 +36,8 @@ COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # The limit's summary, as it is kept.
 LIMIT_FORM = {
-    "error": NUMBER, "errors": [list], "status": str, "message": str, "elements": int,
-    "quadrature_error": NUMBER, "loss": [NUMBER],
+    "error": NUMBER, "errors": [list], "theta": [list], "status": str, "message": str,
+    "elements": int, "quadrature_error": NUMBER, "loss": [NUMBER],
 }  # fmt: skip
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
@@ -86,10 +86,16 @@ class SweepResult:
         fits = self.fits.as_dict()
         names = ("step", "variable", "error")
         errors = [dict(zip(names, row, strict=True)) for row in self.limit["errors"]]
+        theta = [
+            {"step": step, "L": depth, "error": error}
+            for step, *found in self.limit["theta"]
+            for depth, error in found
+        ]
         return {
-            "limit": self.limit | {"errors": errors},
+            "limit": self.limit | {"errors": errors, "theta": theta},
             "fits": fits["fits"],
             "joint": fits["joint"],
+            "shares": fits["shares"],
             "constant": self.constant,
             "runs": self.runs,
             "at_initialisation": self.against_theory(),
@@ -132,7 +138,7 @@ class Sweep:
         self.cells = Cells(prepare_folder(folder) / "cells")
         setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
         # its errors are those at the depths of the sizes' layers
-        depths = sorted(study.sizes.depths)
+        depths = study.sizes.all_depths
         self._limit_path = self.cells.path("limit", setting, study.tol, depths)
         self._cell_key = (
             setting,
@@ -225,6 +231,9 @@ class Sweep:
         }
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
+        # nor that of theta at one depth the floor of it at another
+        for step, *errors in limit["theta"]:
+            floors[step, "theta"] = dict(errors)
         fits = fit_rates(rows, reference_error=floors)
         damaged = self.cells.damaged
         return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
@@ -237,9 +246,11 @@ class Sweep:
         )  # fmt: skip
         if run.status == "diverged" or not math.isfinite(run.error):
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
+        theta = _theta_errors(run, self.study.sizes.all_depths)
         summary = {
             "error": run.error,
-            "errors": _limit_errors(run, bool(setting.probes), self.study.sizes.depths),
+            "errors": _limit_errors(run, bool(setting.probes), theta),
+            "theta": theta,
             "status": run.status,
             "message": run.message,
             "elements": run.grid.elements,
@@ -260,8 +271,9 @@ class Sweep:
         return done + sum(self.cost(*cell) for cell in plan.missing), done
 
     def _cells(self) -> list[tuple[int, int | None]]:
-        sizes = self.study.sizes
-        return [(depth, count) for depth in sizes.depths for count in (None, *sizes.heads)]
+        cells = self.study.sizes.cells
+        whole = {(depth, None) for depth, _ in cells}
+        return sorted(whole.union(cells), key=lambda cell: (cell[0], cell[1] or 0))
 
     def _path(self, depth: int, count: int | None) -> Path:
         name = f"L{depth}-H{'inf' if count is None else count}"
@@ -289,22 +301,35 @@ def progress_bar(total: int, done: int, name: str, shown: bool = True) -> tqdm:
     )  # fmt: skip
 
 
-def _limit_errors(run: LimitRun, probes: bool, depths: Sequence[int]) -> list[list]:
+def _theta_errors(run: LimitRun, depths: Sequence[int]) -> list[list]:
+    """[step, [depth, estimated largest error of theta at the layers of a model of this depth], ..].
+
+    Only layers are compared: elsewhere, between two nodes of the grid, heads may be known much less
+    well.
+    """
+    errors = []
+    for step in run.steps:
+        errors.append([step])
+        for depth in depths:
+            layers = torch.arange(depth, dtype=torch.float64) / depth
+            errors[-1].append([depth, float(run.error_at("theta", step, layers).max())])
+    return errors
+
+
+def _limit_errors(run: LimitRun, probes: bool, theta: list[list]) -> list[list]:
     """[step, variable, estimated largest error on training and probe contexts].
 
-    Of theta the largest at the layers of the models of these depths, which is all that is compared:
-    elsewhere, between two nodes of the grid, heads may be known much less well.
+    Of theta the largest of all depths, `_theta_errors`.
     """
-    layers = torch.cat([torch.arange(depth, dtype=torch.float64) / depth for depth in depths])
     names = {"x": ["x"], "p": ["p"]}
     if probes:
         names = {"x": ["x", "probe_x"], "p": ["p", "probe_p"]}
     errors = []
-    for step in run.steps:
+    for step, *of_heads in theta:
         for variable, parts in names.items():
             found = [float(run.error_at(name, step, run.grid.nodes).max()) for name in parts]
             errors.append([step, variable, max(found)])
-        errors.append([step, "theta", float(run.error_at("theta", step, layers).max())])
+        errors.append([step, "theta", max(error for _, error in of_heads)])
     return errors
 
 

@@ -167,22 +167,28 @@ def test_resampled_noise_is_that_of_a_chi_square_law():
 
 
 def test_more_seeds_less_noise():
-    few, many = (fit_rates(seed_rows(seeds=n)).select(size="L")[0] for n in (16, 256))
+    # (without corrections, which many seeds fit and few leave at zero)
+    few, many = (
+        fit_rates(seed_rows(seeds=n), correction=0.01).select(size="L")[0] for n in (16, 256)
+    )
     # A factor of 4, give or take the scatter of a variance from 6 cells of 16 seeds (10 %, x 3).
     assert few.stat_se / many.stat_se == pytest.approx(4, rel=0.4)
 
 
 def test_small_sizes_cost_more_where_noise_is_small():
     table = seed_rows(seeds=1024)
-    tight, loose = (fit_rates(table, correction=c).select(size="L", at=16)[0] for c in (0.01, 1.0))
-    assert tight.syst < 0.5 * tight.stat_se
-    assert loose.syst > 0.5 * loose.stat_se
+    tight, loose, usual = (
+        fit_rates(table, correction=c).select(size="L", at=16)[0] for c in (0.01, 0.1, 1.0)
+    )
+    assert tight.syst < 0.7 * tight.stat_se
+    widths = [f.interval[1] - f.interval[0] for f in (tight, loose, usual)]
+    assert widths[0] < widths[1] / 1.2 and widths[1] < widths[2] / 2
 
 
 def test_corrections_in_heads_are_those_of_depth_times_heads():
-    # A factor 1 + 1/(L H) is 25 % at L = 4, H = 1, and under 1 % everywhere at L = 128.
+    # A factor 1 + (L H)^-1/2 is 50 % at L = 4, H = 1, and at most 9 % at L = 128.
     table = [
-        {**r, "error": r["error"] * (1 + 1 / (r["L"] * r["H"]))}
+        {**r, "error": r["error"] * (1 + (r["L"] * r["H"]) ** -0.5)}
         for r in seed_rows(depths=(4, 128), heads=HEADS, seeds=64)
     ]
     moved = {}
@@ -191,22 +197,24 @@ def test_corrections_in_heads_are_those_of_depth_times_heads():
             fit_rates(table, correction=c).select(size="H", at=L)[0] for c in (0.01, 1.0)
         )
         moved[L] = loose.exponent - tight.exponent
-    # At L = 4 the slope over log(4096) feels log(1.25) at one of five ends: about 0.02.
-    assert moved[4] > 0.005
-    assert abs(moved[128]) < 1e-3
+    # At L = 4 the slope over log(4096) feels log(1.5) at one of five ends: about 0.04.
+    assert moved[4] > 0.02
+    assert abs(moved[128]) < 0.01
 
 
 def test_sizes_that_disagree_widen_the_interval():
     table = seed_rows(seeds=512)
     kinked = [{**r, "error": r["error"] * (1.2 if r["L"] == 64 else 1)} for r in table]
-    straight, fit = (fit_rates(t).select(size="L", at=16)[0] for t in (table, kinked))
+    straight, fit = (
+        fit_rates(t, correction=0.1).select(size="L", at=16)[0] for t in (table, kinked)
+    )
     # Without L = 64 the slope moves by about 0.2 * 1.5 log 2 / 8.4 = 0.025, ten times the noise.
     assert fit.syst > 0.02 > 2 * straight.syst
 
 
 def test_corrections_beyond_the_allowance_are_noted():
     table = seed_rows(seeds=64)
-    far = [{**r, "error": r["error"] * (1 + 5 / r["L"])} for r in table]
+    far = [{**r, "error": r["error"] * math.exp(20 / r["L"])} for r in table]
     straight, fit = (fit_rates(t).select(size="L", at=16)[0] for t in (table, far))
     assert straight.note == ""
     assert fit.note.startswith("departs from a power law")
@@ -303,6 +311,23 @@ def test_cells_near_the_limits_own_error_are_left_out():
     assert bias.syst > before.syst
     # A difference of two particle runs does not know the limit.
     assert floored.select(term="fluctuation") == exact.select(term="fluctuation")
+
+
+def test_the_limits_error_may_differ_between_depths():
+    # only the two deepest biases, 0.0036 and 0.0018, lie within ten times an error of 5e-4
+    errors = dict.fromkeys(DEPTHS, 0.0) | {64: 5e-4, 128: 5e-4}
+    exact, floored = (fit_rates(bias_rows(), reference_error={"x": e}) for e in (0.0, errors))
+    assert floored.fits[0].window == (4, 8, 16, 32) and exact.fits[0].window == DEPTHS
+    assert "below 10 x the limit's error" in floored.fits[0].note
+    # and where an error is known everywhere, it may as well be one number
+    same = [fit_rates(bias_rows(), reference_error=e) for e in (5e-5, {"x": errors | dict.fromkeys(
+        DEPTHS, 5e-5)})]  # fmt: skip
+    assert same[0].fits == same[1].fits
+    # the total lies above the floor, which its quadrature raises
+    table = seed_rows("total") + bias_rows()
+    table += [row("quadrature", math.inf, math.inf, s, 1e-3) for s in (1, 2)]
+    same = [fit_rates(table, reference_error={"x": e}) for e in (5e-5, dict.fromkeys(DEPTHS, 5e-5))]
+    assert same[0].fits == same[1].fits
 
 
 def test_error_of_the_limit_widens_the_range():
@@ -453,6 +478,8 @@ def test_other_terms_and_infinite_heads_are_ignored():
         ({"reference_error": -1.0}, ValueError, "reference_error must be finite and >= 0"),
         ({"reference_error": math.nan}, ValueError, "reference_error must be finite"),
         ({"reference_error": {"p": 0.0}}, ValueError, "reference_error lacks x; give 0.0 if exact"),
+        ({"reference_error": {"x": {4: 0.0}}}, ValueError, "reference_error lacks L = 8, 16, 32"),
+        ({"reference_error": {"x": dict.fromkeys(DEPTHS, -1.0)}}, ValueError, "finite and >= 0"),
     ],
 )
 def test_bad_arguments(arguments, error, message):

@@ -2,8 +2,8 @@
 
 Synthetic errors with known exponents. Squared errors scatter like those of the model: a vector
 with few effective dimensions (chi-square), or something heavier (lognormal); small sizes are off
-the power law by a correction of the size really seen, or not at all. The oracle knows the noise
-and that there is no correction: weighted least squares of the power law alone.
+the power law by corrections of the size really seen, drawn from the law that the fits allow them,
+or not at all. The oracle knows the noise and that law: generalised least squares.
 """
 
 import math
@@ -12,14 +12,30 @@ import numpy as np
 import pytest
 
 from ipslimit.rates import fit_rates
+from ipslimit.rates.joint import BIAS_CORRECTION
+from ipslimit.rates.leastsquares import corrections
 
 SIX = np.array([4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
 FIVE = SIX[:5]
 HEADS = np.array([1.0, 16.0, 64.0, 256.0, 4096.0])
 NORMAL = 1.96
 
+# What an error is off by, in its logarithm; "drawn" is as large as is allowed for.
+OFF = {
+    "drawn": lambda rng, L, H: corrections(L, H, "L") @ rng.standard_normal(3),
+    "-1.5/L": lambda rng, L, H: -1.5 / L,
+    "-2.5/L": lambda rng, L, H: -2.5 / L,
+    "L/(L + 5)": lambda rng, L, H: np.log(L / (L + 5)) / 2,  # of the square
+    "0.67 (L H)^-1/2": lambda rng, L, H: 0.67 * (L * H) ** -0.5,
+}
 SINGLE = [
-    # nu of the chi-square law or lognormal, depths, seeds, correction c of (1 + c/L)
+    # nu of the chi-square law or lognormal, depths, seeds, c of a factor (1 + c/L) or what is off
+    ("lognormal", SIX, 16, "drawn"),
+    (10, FIVE, 16, "drawn"),
+    (10, SIX, 32, "-1.5/L"),
+    (10, SIX, 64, "-2.5/L"),
+    (10, SIX, 64, "L/(L + 5)"),
+    (10, SIX, 64, "0.67 (L H)^-1/2"),
     (3, FIVE, 8, 0.0),
     (3, FIVE, 8, -0.33),
     (3, SIX, 16, 0.0),
@@ -34,6 +50,9 @@ SINGLE = [
 ]
 JOINT = [
     # model, nu, seeds, correction of the bias and of the fluctuation
+    ("sum", 6, 16, -0.33, "drawn"),
+    ("quadrature", 6, 16, -0.33, "drawn"),
+    ("quadrature", 6, 16, -0.33, "L/(L + 5)"),
     ("sum", 3, 16, 0.0, 0.0),
     ("sum", 10, 16, -0.33, 0.3),
     ("sum", 3, 8, -0.33, 0.3),
@@ -59,20 +78,34 @@ def columns(term, L, H, errors):
     return table | {"seed": np.tile(np.arange(n), len(L)), "error": errors.ravel()}
 
 
-def single(law, depths, seeds, c, repetitions):
+def log_factor(rng, off, L, H):
+    return OFF[off](rng, L, H) if isinstance(off, str) else np.log1p(off / L)
+
+
+def deviation(design, noise, known, parameter):
+    """Standard deviation of the best estimate where corrections have a known law."""
+    whole = np.diag(noise**2) + known @ known.T
+    return np.sqrt(np.linalg.inv(design.T @ np.linalg.solve(whole, design))[parameter, parameter])
+
+
+def single(law, depths, seeds, off, repetitions):
     """Coverage of -1/2, and the median width over that of the oracle."""
     rng = np.random.default_rng(7)
     spread = np.std(0.5 * np.log(draw(np.random.default_rng(8), law, (20000, seeds)).mean(axis=1)))
-    x = np.log(depths) - np.log(depths).mean()
-    oracle = 2 * NORMAL * spread / np.sqrt(x @ x)
+    heads = np.full(len(depths), 4.0)
+    line = np.column_stack([np.ones_like(depths), np.log(depths)])
+    noise = np.full(len(depths), spread)
+    oracle = 2 * NORMAL * deviation(line, noise, corrections(depths, heads, "L"), 1)
     held, widths = [], []
     for _ in range(repetitions):
         squares = draw(rng, law, (len(depths), seeds))
-        errors = np.sqrt(squares) * (depths**-0.5 * (1 + c / depths))[:, None]
-        table = columns("fluctuation", depths, np.full(len(depths), 4.0), errors)
+        factor = depths**-0.5 * np.exp(log_factor(rng, off, depths, heads))
+        errors = np.sqrt(squares) * factor[:, None]
+        table = columns("fluctuation", depths, heads, errors)
         (fit,) = fit_rates(table, bootstrap=500).select(size="L", at=4)
         held.append(fit.contains(-0.5))
         widths.append(fit.interval[1] - fit.interval[0])
+    print(f"{law} {len(depths)} x {seeds} {off}: {np.mean(held):.3f}", np.median(widths) / oracle)
     return np.mean(held), np.median(widths) / oracle
 
 
@@ -94,28 +127,32 @@ def joint(model, nu, seeds, bias_c, fluct_c, repetitions, a=0.23, b=1.5, g=0.5, 
     ideal = total(np.random.default_rng(8), model, nu, 1000 * seeds, bias, fluct)
     ideal = ideal.reshape(len(L), 1000, seeds)
     spread = np.std(0.5 * np.log(np.mean(ideal**2, axis=2)), axis=1)
-    slopes = [1 - share, share, -share * np.log(L), -share * np.log(H)]
-    slopes = np.column_stack(slopes) / spread[:, None]
-    oracle = 2 * NORMAL * np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))[2:]
+    slopes = np.column_stack([1 - share, share, -share * np.log(L), -share * np.log(H)])
+    own = BIAS_CORRECTION * np.column_stack([1 / L, L**-2.0])
+    known = np.hstack([(1 - share)[:, None] * own, share[:, None] * corrections(L, H, "L")])
+    oracle = 2 * NORMAL * np.array([deviation(slopes, spread, known, j) for j in (2, 3)])
     rng = np.random.default_rng(7)
     held, widths = [], []
-    bias, fluct = bias * (1 + bias_c / L), fluct * (1 + fluct_c / L)
+    bias = bias * (1 + bias_c / L)
     for _ in range(repetitions):
-        table = columns("total", L, H, total(rng, model, nu, seeds, bias, fluct))
+        drawn = fluct * np.exp(log_factor(rng, fluct_c, L, H))
+        table = columns("total", L, H, total(rng, model, nu, seeds, bias, drawn))
         (fit,) = (f for f in fit_rates(table, bootstrap=500).joint if f.model == model)
         pairs = [fit.intervals[name] for name in "gh"]
         held.append(
             [low <= truth <= high for (low, high), truth in zip(pairs, (g, h), strict=True)]
         )
         widths.append([high - low for low, high in pairs])
-    return np.mean(held, axis=0), np.median(widths, axis=0) / oracle
+    found = np.mean(held, axis=0), np.median(widths, axis=0) / oracle
+    print(model, nu, seeds, bias_c, fluct_c, *found)
+    return found
 
 
-@pytest.mark.parametrize(("law", "depths", "seeds", "c"), [SINGLE[1], SINGLE[6], SINGLE[9]])
-def test_single_fits_hold_the_truth(law, depths, seeds, c):
-    covered, width = single(law, depths, seeds, c, repetitions=200)
+@pytest.mark.parametrize(("law", "depths", "seeds", "off"), [SINGLE[0], SINGLE[3], SINGLE[12]])
+def test_single_fits_hold_the_truth(law, depths, seeds, off):
+    covered, width = single(law, depths, seeds, off, repetitions=200)
     # Were the coverage just 92 %, 200 repetitions would scatter by 1.9 %: 88 % is two of those
-    # below. A percentile bootstrap of the plain slope has 75 % in the second case.
+    # below. An allowance of a fifth of this one has 40 % in the second case.
     assert covered >= 0.88
     assert width <= 2
 
@@ -129,9 +166,9 @@ def test_joint_fits_hold_the_truth(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("law", "depths", "seeds", "c"), SINGLE)
-def test_single_fits_hold_the_truth_in_1000_repetitions(law, depths, seeds, c):
-    covered, width = single(law, depths, seeds, c, repetitions=1000)
+@pytest.mark.parametrize(("law", "depths", "seeds", "off"), SINGLE)
+def test_single_fits_hold_the_truth_in_1000_repetitions(law, depths, seeds, off):
+    covered, width = single(law, depths, seeds, off, repetitions=1000)
     assert covered >= 0.92
     assert width <= 2
 

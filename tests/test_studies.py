@@ -26,6 +26,7 @@ from experiments.studies.finding import write_finding
 from experiments.studies.report import read_finding, report
 from experiments.studies.scaling import SymmetricSetting
 from experiments.study import Setting
+from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER
 
 SMALL = {"d": 3, "m": 2, "tokens": 3, "contexts": 2, "probes": 0, "atoms": 4, "eps": 0.1}
 SIZES = {"quick": True, "tol": 1e-3, "device": "cpu", "seeds": 4, "depths": (2, 4, 8)}
@@ -191,6 +192,25 @@ def test_sentences_follow_the_numbers(folders):
     held = row["low"] <= -0.5 <= row["high"]
     listed = re.search(r"-1/2 lies in the intervals of (.*?), -1/3", finding["sentence"])[1]
     assert ("x rms" in listed) == held
+
+
+@pytest.mark.parametrize("name", ["rates", "epsilon", "laws", "steps", "causal", "scaling"])
+def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
+    finding = read_finding(folders[name])
+    table = "slopes" if name == "scaling" else "exponents"
+    rows = next(t for t in finding["tables"] if t["name"] == table)["rows"]
+    chosen = [r for r in rows if (r.get("term", "fluctuation"), r.get("in", "L")) == (
+        "fluctuation", "L")]  # fmt: skip
+    assert chosen and all(r["verdict"] in (HELD, SLOWER, BENT, OPEN) for r in chosen)
+    bounded = [r for r in chosen if r["share bound"] is not None]
+    assert all(0 < r["share bound"] <= 1 and 0 < r["expected bound"] <= 1 for r in bounded)
+    others = [r for r in rows if r.get("term") == "bias"]
+    assert all(r["verdict"] is None for r in others)
+    # lines of the report that show such an exponent show its verdict
+    lines = [m for m in finding["measured"] if re.search(r"(fluctuation|slope) in L", m["what"])]
+    shown = [m for m in lines if "minus without" not in m["what"]]
+    assert all(m["verdict"] and m["verdict"] in m["text"] for m in shown)
+    assert shown or name in ("steps", "causal")
 
 
 def test_the_crossover_of_exact_power_laws():

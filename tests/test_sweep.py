@@ -77,6 +77,10 @@ def test_rates_json_holds_what_is_promised(finished):
         assert (
             fit["sizes"] >= 3 and fit["norm"] in ("rms", "sup") and fit["set"] in ("train", "probe")
         )
+    # every exponent of a fluctuation has a verdict
+    names = ("step", "variable", "norm", "set", "in", "at")
+    keys = [tuple(f[n] for n in names) for f in rates["fits"] if f["term"] == "fluctuation"]
+    assert keys == [tuple(s[n] for n in names) for s in rates["shares"]] and keys
     for row in rates["constant"]:
         assert math.isfinite(row["ratio"]) and row["ci95"][0] <= row["ratio"] <= row["ci95"][1]
     assert {row["at"] for row in rates["at_initialisation"]} == {"all", "inf"}
@@ -124,6 +128,8 @@ def test_the_limit_of_theta_has_an_error_of_its_own(finished, tmp_path):
     assert set(errors) == {(step, v) for step in (0, 2) for v in ("x", "p", "theta")}
     # layers of dyadic depths sit on nodes of the grid, where heads are as good as x and p
     assert 0 < errors[2, "theta"] <= SMALL.tol and errors[0, "theta"] == 0.0
+    assert [row[0] for row in result.limit["theta"]] == [0, 2]
+    assert max(error for _, error in result.limit["theta"][1][1:]) == errors[2, "theta"]
     # between nodes they are not, where Adam's steps are fronts: a bias below that is no bias
     study = dataclasses.replace(
         sizes(depths=(3, 5, 6), heads=(4,), seeds=2),
@@ -135,6 +141,24 @@ def test_the_limit_of_theta_has_an_error_of_its_own(finished, tmp_path):
     asked = (2, "theta", "bias")
     refused = [r for r in result.fits.refused if (r["step"], r["variable"], r["term"]) == asked]
     assert refused and all("below 10 x the limit's error" in r["reason"] for r in refused)
+
+
+def test_cells_besides_the_product(tmp_path):
+    assert len(Sizes().cells) == 6 * 5 + 3 * 2 and max(Sizes().cells) == (1024, 64)
+    # they are part of the default sizes, and of no others
+    assert SMALL.sizes.cells == [(L, H) for L in (2, 4, 8) for H in (1, 4, 16)]
+    assert len(Sizes(seeds=3).cells) == 36 and len(Sizes(more=()).cells) == 30
+    study = dataclasses.replace(sizes(more=((16, 4), (16, 1), (8, 2), (8, 4))), constant=False)
+    result = Sweep(study, tmp_path, "cpu").run(progress=False)
+    found = {(row["L"], row["H"]) for row in result.rows if row["term"] == "fluctuation"}
+    assert found == set(SMALL.sizes.cells) | {(16, 4), (16, 1), (8, 2)}
+    assert {row["L"] for row in result.rows if row["term"] == "bias"} == {2, 4, 8, 16}
+    (fit,) = result.fits.select(step=2, variable="x", term="fluctuation", size="L", at="all",
+                                norm="rms", set="train")  # fmt: skip
+    assert fit.window == (2, 4, 8, 16)
+    assert [depth for depth, _ in result.limit["theta"][1][1:]] == [2, 4, 8, 16]
+    assert Study.from_dict(json.loads(json.dumps(study.as_dict()))) == study
+    write_results(result, study, tmp_path)
 
 
 def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch):
@@ -197,6 +221,16 @@ def test_summary_shows_exponents_constants_and_theory(finished):
     ):
         assert words in text
     assert len(summary(result, everything=True)) > 2 * len(text)
+    # and what each exponent of the fluctuation in L allows, as rates.json has it
+    (fit,) = result.fits.select(step=2, variable="x", term="fluctuation", size="L", at="all",
+                                norm="rms", set="train")  # fmt: skip
+    share = result.fits.share(fit)
+    (line,) = (line for line in text.splitlines() if line.startswith("  step 2 x     L^-1/3"))
+    assert line.endswith(share.verdict) and "paired" in line
+    assert f" {100 * share.upper[2]:.0f} % ({100 * share.expected[2]:.0f} %)  bend" in line
+    drawn = rates_figure(result, SMALL).axes[6]  # step 2, x, in L
+    words = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert any(share.brief.replace("<=", "≤") in text for text in words)
 
 
 def test_a_limit_that_diverges_is_an_error_of_the_study(tmp_path):
@@ -269,6 +303,8 @@ def run_cli(capsys, *arguments):
         (["--depths", "0"], "depths must be at least 1"),
         (["--heads", "0", "4"], "heads must be at least 1"),
         (["--heads", "4", "4"], "heads must be distinct"),
+        (["--more", "4", "0"], "more must be at least 1"),
+        (["--more", "4"], "more"),
         (["--seeds", "0"], "seeds must be at least 1"),
         (["--seeds", "20000000"], "seeds must be at most 16777216"),
         (["--steps", "-1"], "steps must be at least 0"),
@@ -299,7 +335,8 @@ def test_unknown_flags_and_commands_end_with_status_2(capsys):
 def test_command_line_sweeps_and_compares(capsys, tmp_path):
     flags = [*FLAGS, "--seeds", "3"]
     out = str(tmp_path / "sweep")
-    main(["sweep", *flags, "--depths", "2", "4", "8", "--heads", "1", "16", "--out", out])
+    more = ["--more", "16", "1", "16", "4"]
+    main(["sweep", *flags, "--depths", "2", "4", "8", "--heads", "1", "16", *more, "--out", out])
     assert "rates.png, rates.pdf" in capsys.readouterr().out
     main(["compare", *flags, "--depth", "4", "--heads", "2", "--out", str(tmp_path / "compare")])
     printed = capsys.readouterr().out

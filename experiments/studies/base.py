@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from ipslimit.checks import require_bool, require_int, require_real, resolve_device, shown
+from ipslimit.rates import RateFit, RateFits, Share
 
 from ..store import prepare_folder
 from ..study import Flat, Setting, Sizes, Study
 from ..sweep import Sweep, SweepResult, run_sweeps
-from .finding import Finding, summary, write_finding
+from .finding import Finding, Measured, summary, write_finding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,9 @@ class ClauseStudy(abc.ABC):
         size = self.QUICK if self.quick else self.FULL
         given = {"depths": self.depths, "heads": self.heads, "seeds": self.seeds}
         given = {name: value for name, value in given.items() if value is not None}
-        return dataclasses.replace(size, **given, root_seed=self.root_seed)
+        # cells besides the product belong to the sizes they were chosen for
+        more = () if "depths" in given or "heads" in given else size.more or ()
+        return dataclasses.replace(size, **given, root_seed=self.root_seed, more=more)
 
     @property
     def folder(self) -> Path:
@@ -136,10 +139,34 @@ def sweep_notes(results: dict[str, SweepResult]) -> list[str]:
     return notes
 
 
+# What a table says of an exponent of a fluctuation besides: how it stands to -1/2.
+SHARES = ("verdict", "share bound", "expected bound", "bend")
+
+
+def share_columns(share: Share | None) -> dict:
+    """Verdict, bound on the slower part's share at the largest L, the bound expected, the bend."""
+    if share is None:
+        return dict.fromkeys(SHARES)
+    bounds = (share.upper[2], share.expected[2]) if share.upper else (None, None)
+    return dict(zip(SHARES, (share.verdict, *bounds, share.bend), strict=True))
+
+
+def measured_fit(fits: RateFits, what: str, theory: str, fit: RateFit) -> Measured:
+    """The line of the report on a fit; of a fluctuation's it says how it stands to -1/2."""
+    return Measured.fit(what, theory, fit, fits.share(fit))
+
+
+def told(fits: RateFits, fit: RateFit) -> str:
+    """A fit in a sentence: of a fluctuation's the verdict stands behind the interval."""
+    share = fits.share(fit)
+    number = Measured.fit("", "", fit).number
+    return number if share is None else f"{number} ({share.brief})"
+
+
 def fit_rows(results: dict[str, SweepResult], key: str) -> tuple[list[str], list[dict]]:
     """Columns and rows of all fits that take in every cell, for a table; `key` names the sweeps."""
     columns = [key, "step", "variable", "term", "norm", "set", "in", "exponent", "low", "high",
-               "interval", "window", "seeds", "note"]  # fmt: skip
+               "interval", "window", "seeds", *SHARES, "note"]  # fmt: skip
     rows = []
     for name, result in results.items():
         for fit in result.fits.fits:
@@ -148,7 +175,8 @@ def fit_rows(results: dict[str, SweepResult], key: str) -> tuple[list[str], list
             row = {c: getattr(fit, c) for c in ("step", "variable", "term", "norm", "set", "note")}
             row |= {key: name, "in": fit.size, "exponent": fit.exponent, "low": fit.interval[0]}
             row |= {"high": fit.interval[1], "interval": fit.kind, "seeds": fit.seeds}
-            rows.append(row | {"window": f"{fit.window[0]:g}..{fit.window[-1]:g}"})
+            row |= {"window": f"{fit.window[0]:g}..{fit.window[-1]:g}"}
+            rows.append(row | share_columns(result.fits.share(fit)))
     return columns, rows
 
 

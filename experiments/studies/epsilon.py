@@ -17,7 +17,7 @@ from ..plots import NAMES, SMALL, caption, look
 from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult, progress_bar
-from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
+from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, legend, page
 from .rates import refusals
@@ -206,7 +206,7 @@ def _measured(results: dict[str, SweepResult], step: int) -> list[Measured]:
                     text = theory["bias"] if term == "bias" else theory[size]
                     what = f"eps {eps}: {term} in {size}, {variable}, rms, step {step}"
                     text = "no statement known to us" if variable == "theta" else text
-                    found.append(Measured.fit(what, text, fit))
+                    found.append(measured_fit(results[eps].fits, what, text, fit))
     return found
 
 
@@ -216,7 +216,7 @@ def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: T
     for variable in ("x", "theta"):
         fits = [find_fit(results[eps], step, variable, "fluctuation", "L") for eps in (first, last)]
         if None not in fits:
-            old, new = (Measured.fit("", "", fit) for fit in fits)
+            old, new = (told(results[e].fits, f) for e, f in zip((first, last), fits, strict=True))
             parts.append(f"that of {NAMES[variable]} {old} at eps {first} and {new} at eps {last}")
     errors = [results[eps].limit["error"] for eps in (first, last)]
     cell = control["cells"][-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ipslimit.rates import RateFit, Trend
+from ipslimit.rates import RateFit, Share, Trend
 
 from ..provenance import provenance
 from ..store import DamagedFile, require_form, write_csv, write_figure, write_json
@@ -37,19 +37,29 @@ class Measured:
     value: float
     interval: tuple[float, float] | None = None
     kind: str = "95 % interval"
+    verdict: str = ""
 
     @classmethod
-    def fit(cls, what: str, theory: str, fit: RateFit | Trend) -> Measured:
+    def fit(
+        cls, what: str, theory: str, fit: RateFit | Trend, share: Share | None = None
+    ) -> Measured:
+        """Of a fit; with its share, a fluctuation's says how it stands to -1/2."""
         if isinstance(fit, Trend):
             return cls(what, theory, fit.slope, tuple(fit.interval))
         kind = cls.kind if fit.kind == "confidence interval" else fit.kind
-        return cls(what, theory, fit.exponent, tuple(fit.interval), kind)
+        verdict = "" if share is None else str(share)
+        return cls(what, theory, fit.exponent, tuple(fit.interval), kind, verdict)
 
     def holds(self, value: float) -> bool | None:
         """Whether the interval holds the value; None without an interval."""
         return None if self.interval is None else self.interval[0] <= value <= self.interval[1]
 
     def __str__(self) -> str:
+        return f"{self.number}: {self.verdict}" if self.verdict else self.number
+
+    @property
+    def number(self) -> str:
+        """The value and its interval as text."""
         if self.interval is None:
             return f"{self.value:.3g}"
         # as many digits as the interval deserves, at least two decimals

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from ..plots import BIAS, NAMES, caption, cells_of, legend_below, log_axes, look, series
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
-from .finding import Finding, Measured, Picture, Table, counted_steps
+from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
+from .finding import Finding, Picture, Table, counted_steps
 from .panels import label, page, rms
 from .rates import refusals
 
@@ -68,7 +68,7 @@ class Laws(ClauseStudy):
                 for variable in "xp":
                     if fit := find_fit(result, steps[-1], variable, term, size):
                         what = f"{name}: {term} in {size}, {variable}, rms, step {steps[-1]}"
-                        measured.append(Measured.fit(what, theory, fit))
+                        measured.append(measured_fit(result.fits, what, theory, fit))
         words = caption(settings[0]).replace("; xavier", "") + f"; {self.sizes.seeds} seeds"
         return self.finding(
             sentence(results, steps[-1], floors),
@@ -112,7 +112,7 @@ def sentence(results: dict[str, SweepResult], step: int, floors: list[dict]) -> 
         if None in fits:
             parts.append(f"{name}: not all exponents of x could be fitted")
             continue
-        bias, depth, heads = (Measured.fit("", "", fit) for fit in fits)
+        bias, depth, heads = (told(result.fits, fit) for fit in fits)
         parts.append(f"{name}: bias {bias} in L, fluctuation {depth} in L and {heads} in H")
     ratios = [row["ratio"] for row in floors if row["norm"] == "rms" and row["ratio"]]
     least = f"{min(ratios):.1f}" if ratios else "many"

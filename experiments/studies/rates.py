@@ -25,7 +25,7 @@ from ..plots import (
 )
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
+from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import dots, label, legend_outside, page, rms
 
@@ -50,7 +50,10 @@ class Rates(ClauseStudy):
         "at initialisation its fluctuation is exactly of order (L H)^-1/2 [Chizat]."
     )
     QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (1, 8, 64, 512, 4096), 12)
-    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (1, 8, 64, 512, 4096, 32768), 32)
+    FULL: ClassVar[Sizes] = Sizes(
+        (4, 8, 16, 32, 64, 128, 256), (1, 8, 64, 512, 4096, 32768), 32,
+        more=tuple((depth, heads) for depth in (512, 1024) for heads in (8, 64)),
+    )  # fmt: skip
 
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting)], progress)
@@ -109,7 +112,7 @@ def measured(result: SweepResult, steps, norms=NORMS, variables=VARIABLES) -> li
                     if fit := find_fit(result, step, variable, term, size, norm):
                         what = f"{term} in {size}, {variable}, {norm}, step {step}"
                         theory = theory_of(step, variable, term, size)
-                        found.append(Measured.fit(what, theory, fit))
+                        found.append(measured_fit(result.fits, what, theory, fit))
     return found
 
 
@@ -136,7 +139,8 @@ def sentence(result: SweepResult, steps) -> str:
         if not all(fits.values()):
             continue
         text = " and ".join(
-            f"{fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}] ({norm})"
+            f"{fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}] ({norm}; "
+            f"{result.fits.share(fit).brief})"
             for norm, fit in fits.items()
         )
         parts.append(f"{NAMES[variable]} {text}")
@@ -150,7 +154,7 @@ def sentence(result: SweepResult, steps) -> str:
     if not parts:
         return "No exponent of the fluctuation in L could be fitted: add depths or seeds."
     probes = {v: find_fit(result, last, v, "fluctuation", "L", where="probe") for v in "xp"}
-    probes = [f"{v} {Measured.fit('', '', fit)}" for v, fit in probes.items() if fit]
+    probes = [f"{v} {told(result.fits, fit)}" for v, fit in probes.items() if fit]
     return (
         f"After {counted_steps(last)} the fluctuation falls in L with the exponents: "
         f"{'; '.join(parts)}. -1/2 lies in the intervals of {', '.join(held[-0.5]) or 'none'}, "

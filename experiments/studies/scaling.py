@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.checks import require_real
-from ipslimit.rates import RateFits, fit_rates
+from ipslimit.rates import RateFit, RateFits, fit_rates
 
 from ..cells import FORM as CELL
 from ..plots import COLOURS, MARKERS, SMALL, cells_of, legend_below, log_axes
 from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes
 from ..sweep import progress_bar
-from .base import ClauseStudy
+from .base import ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Measured, Picture, Table
 from .panels import label, legend, page, rms
 
@@ -100,17 +100,21 @@ class Scaling(ClauseStudy):
         rows = {a: [row for w in wanted if w[0] == a for row in done[w]["rows"]] for a in alphas}
         fits = {alpha: fit_rates(table) for alpha, table in rows.items()}
         diverged = sum(content["diverged"] for content in done.values())
-        slopes = [
-            row for a in alphas for norm in ("rms", "sup") if (row := _slope(fits[a], a, norm))
+        found = [
+            (a, norm, fit)
+            for a in alphas
+            for norm in ("rms", "sup")
+            if (fit := _fit(fits[a], norm))
         ]
+        slopes = [_slope(a, norm, fit, fits[a]) for a, norm, fit in found]
         words = (f"{2 * self.setting.atoms} atoms in sign-symmetric pairs, d={self.setting.d}, "
                  f"N={self.setting.tokens}, step 0; {self.sizes.seeds} seeds")  # fmt: skip
         return self.finding(
             sentence(slopes),
             measured=[
-                Measured(f"slope in L of the spread of x, {r['norm']}, alpha = {r['alpha']:g}",
-                         f"{r['theory']:g}", r["slope"], (r["low"], r["high"]))
-                for r in slopes
+                measured_fit(fits[a], f"slope in L of the spread of x, {norm}, alpha = {a:g}",
+                             f"{0.5 - a:g}", fit)
+                for a, norm, fit in found
             ],
             tables=[
                 Table("slopes", "Slopes of the spread in L",
@@ -161,13 +165,15 @@ class Scaling(ClauseStudy):
         return {"rows": rows, "diverged": len(seeds) - count}
 
 
-def _slope(fits: RateFits, alpha: float, norm: str) -> dict | None:
+def _fit(fits: RateFits, norm: str) -> RateFit | None:
     found = fits.select(size="L", at="all", norm=norm)
-    if not found:
-        return None
-    (fit,) = found
+    return found[0] if found else None
+
+
+def _slope(alpha: float, norm: str, fit: RateFit, fits: RateFits) -> dict:
     return {"alpha": alpha, "norm": norm, "theory": 0.5 - alpha, "slope": fit.exponent,
-            "low": fit.interval[0], "high": fit.interval[1], "note": fit.note}  # fmt: skip
+            "low": fit.interval[0], "high": fit.interval[1],
+            **share_columns(fits.share(fit)), "note": fit.note}  # fmt: skip
 
 
 def sentence(slopes: list[dict]) -> str:

@@ -2,14 +2,16 @@
 
 The errors of a run are read by `table`; `noise` resamples the seeds; `leastsquares` holds the one
 estimator behind every random fit; `single` fits one exponent, `joint` the model
-a/L + b L^-g H^-h; `settings` holds the rules, fixed beforehand; `fit` walks through a study and
-collects what came out. `trend` fits the slope of an error in any other size, such as the number of
-tokens; `constant` compares the fluctuation with its prediction, without a fit.
+a/L + b L^-g H^-h; `share` bounds what of a fluctuation may fall more slowly than -1/2, by the
+`profile` of its likelihood; `settings` holds the rules, fixed beforehand; `fit` walks through a
+study and collects what came out. `trend` fits the slope of an error in any other size, such as the
+number of tokens; `constant` compares the fluctuation with its prediction, without a fit.
 """
 
 from .constant import constant_ratios
 from .fit import RateFits, fit_rates
 from .joint import JointFit
+from .share import Share
 from .single import RateFit
 from .trend import Trend, fit_slopes, fit_trend
 
@@ -17,6 +19,7 @@ __all__ = [
     "JointFit",
     "RateFit",
     "RateFits",
+    "Share",
     "Trend",
     "constant_ratios",
     "fit_rates",

@@ -13,6 +13,9 @@ from .single import Refused, choose, need_sizes, with_seeds
 # How the parts add up: error^power = bias^power + fluctuation^power.
 POWERS = {"sum": 1, "quadrature": 2}
 NAMES = ("a", "b", "g", "h")
+# Standard deviation of the bias's own corrections in 1/L and 1/L^2: bias * L = 0.231 (1 - 0.33/L)
+# in a prototype.
+BIAS_CORRECTION = 0.35
 # Beyond this half width an exponent of a rate between 0 and 1 is not known at all.
 USELESS = 3.0
 
@@ -78,8 +81,8 @@ def fit_joint(cells, model, settings, floor):
     """Fit one of the two joint models in log error by penalised least squares.
 
     Bias-dominated cells scatter less than fluctuation-dominated ones, so the weights follow the
-    noise, smoothed in log L and log H. Bias (in L) and fluctuation (in L and in H) have
-    corrections to scaling of their own, with the same allowance as in the single fits.
+    noise, smoothed in log L and log H. Bias and fluctuation have corrections to scaling of their
+    own, those of the fluctuation with the same allowance as in the single fits.
     """
     cells, diverged, notes = choose(cells, floor)
     cells = with_seeds(cells, notes)
@@ -139,8 +142,8 @@ class _Curve:
 
     def __init__(self, L, H, power, correction):
         self.L, self.H, self.power, self.scale = L, H, power, 1.0
-        self.bias_corrections = corrections(L, H, "L")
-        self.fluct_corrections = np.hstack([corrections(L, H, "L"), corrections(L, H, "H")])
+        self.bias_corrections = BIAS_CORRECTION * np.column_stack([1 / L, L**-2.0])
+        self.fluct_corrections = corrections(L, H, "L")
         known = self.bias_corrections.shape[1] + self.fluct_corrections.shape[1]
         self.allowance = np.array([np.inf] * 4 + [correction] * known)
 

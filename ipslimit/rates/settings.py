@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from .leastsquares import CORRECTIONS
 from .noise import resample
+from .share import rules
 from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
 
 
@@ -28,16 +30,18 @@ class Settings:
         return noise
 
     def as_dict(self):
+        deviations = ", ".join(f"{self.correction * k:g}" for k in CORRECTIONS)
         return {
             "window": {of: [plain(v) for v in pair] for of, pair in self.window.items()},
             "least_sizes": LEAST_SIZES,
             "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error; fluctuation of "
             f"sampled laws: error >= {QUADRATURE_FLOOR:g} x the quadrature error",
-            "correction": f"random terms: factor exp(k/s + k'/s^2), k and k' ~ N(0, "
-            f"{self.correction:g}^2), s = L in fits in L and L H in fits in H; "
+            "correction": f"random terms: factor exp(k1 (L H)^-1/2 + k2/L + k3/L^2), k's normal "
+            f"with standard deviations {deviations} (in fits in H k1 alone); "
             "bias: k/L fitted freely with weight L",
             "spread": "random terms: excess of the leave-one-size-out jackknife over noise and "
             "correction; bias: largest shift to the plain fit or without one size",
+            "shares": rules(),
             "bootstrap": self.bootstrap,
             "level": self.level,
             "seed": self.seed,
@@ -79,22 +83,26 @@ def _window(window):
     return whole
 
 
-def reference_errors(given, cases):
-    """The limit's own error by (step, variable), from one number or a mapping."""
+def reference_errors(given, cases, depths):
+    """The limit's own error by (step, variable): a float, or one for each of the depths."""
     if not isinstance(given, Mapping):
         given = dict.fromkeys(cases, given)
     missing = sorted({v for step, v in cases if (step, v) not in given and v not in given})
     if missing:
         raise ValueError(f"reference_error lacks {', '.join(missing)}; give 0.0 if exact")
     return {
-        case: _real(
-            "reference_error",
-            given[case] if case in given else given[case[1]],
-            "finite and >= 0",
-            lambda e: 0 <= e < math.inf,
-        )
+        case: _reference_error(given[case] if case in given else given[case[1]], depths)
         for case in cases
     }
+
+
+def _reference_error(error, depths):
+    if not isinstance(error, Mapping):
+        return _real("reference_error", error, "finite and >= 0", lambda e: 0 <= e < math.inf)
+    missing = sorted(plain(L) for L in depths if L not in error)
+    if missing:
+        raise ValueError(f"reference_error lacks L = {', '.join(map(str, missing))}; name every L")
+    return {L: _reference_error(error[L], ()) for L in depths}
 
 
 def _real(name, value, rule, holds):

@@ -26,26 +26,40 @@ class Floor:
 
     Attributes
     ----------
-    reference : float
+    reference : float, or dict from L to float
         Error of what is measured from, which may move a cell's error by as much, either way.
     quadrature : float
         The same of one that is independent of the seeds' draws.
     """
 
-    reference: float = 0.0
+    reference: float | dict = 0.0
     quadrature: float = 0.0
+
+    def at(self, cell):
+        """The reference's error at the cell's depth."""
+        return self.reference[cell.L] if isinstance(self.reference, dict) else self.reference
+
+    def plus(self, error):
+        """The floor whose reference has this error besides."""
+        more = (
+            {L: own + error for L, own in self.reference.items()}
+            if isinstance(self.reference, dict)
+            else self.reference + error
+        )
+        return Floor(more, self.quadrature)
 
     def clears(self, cell):
         """Whether the cell's error stands clear of the floor."""
         error = math.exp(cell.log_error)
-        return error >= FLOOR * self.reference and error >= QUADRATURE_FLOOR * self.quadrature
+        return error >= FLOOR * self.at(cell) and error >= QUADRATURE_FLOOR * self.quadrature
 
     def reach(self, row, cells):
         """Largest change of a parameter, given its change per change of each log error."""
         error = np.array([math.exp(c.log_error) for c in cells])
         seeds = np.array([len(c.seeds) for c in cells])
         share = self.quadrature / error
-        relative = self.reference / error + share**2 / 2 + share / np.sqrt(seeds)
+        reference = np.array([self.at(c) for c in cells])
+        relative = reference / error + share**2 / 2 + share / np.sqrt(seeds)
         return float(np.abs(row) @ relative)
 
     def __str__(self):
