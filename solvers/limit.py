@@ -22,7 +22,7 @@ from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March
 from .on_grid import GridSolution, train_on_grid
 from .picard import NotContracting, Picard
-from .refinement import Refinement, compare, errors_of_heads, mark, no_longer_helps, sharpen
+from .refinement import Refinement, errors_of_heads, mark, no_longer_helps, refinement
 from .scheme import Scheme
 
 VARIABLES = ("x", "p", "probe_x", "probe_p", "theta")
@@ -117,7 +117,8 @@ class LimitRun:
         """Estimated largest error at depth s: () or (S,).
 
         `variable` is "x", "p", "probe_x" or "probe_p", of the largest error over contexts, tokens
-        and components, and `error` is the largest of all of these; or "theta", of the largest error
+        and components, here or upstream (at lesser depths for x, at greater ones for p); `error` is
+        the largest of all of these, at nodes of the grid. Or it is "theta", of the largest error
         of a head in the Euclidean norm of its parameters, which `error` does not cover. The error
         of heads is small at nodes of the grid (multiples of 1 / (2 elements) where it is uniform),
         and may be as large as the optimizer's steps in between.
@@ -130,12 +131,20 @@ class LimitRun:
                 self.grid, self._recorded(self._solution.heads, k).packed, s,
             )  # fmt: skip
             return errors[0] if single else errors
+        depths, single = _depths(s)
+        where = torch.cat([depths, self.grid.nodes])
         fine, coarse = (
-            self._evaluate(getattr(solution, variable), k, s)
+            self._evaluate(getattr(solution, variable), k, where)
             for solution in (self._solution, self._coarse)
         )
-        error = (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self._pair.sharpening
-        return torch.where(torch.isfinite(error), error, math.inf)
+        apart = (fine - coarse).abs().amax(dim=(-3, -2, -1)).cpu()
+        # what is wrong upstream is carried on, though two grids may agree further down by accident
+        order = where.argsort(descending=variable.endswith("p"))
+        upstream = torch.empty_like(apart)
+        upstream[order] = apart[order].cummax(0).values
+        error = upstream[: len(depths)] * self._pair.sharpening
+        error = torch.where(torch.isfinite(error), error, math.inf)
+        return error[0] if single else error
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
         s, single = _depths(s)
@@ -175,7 +184,7 @@ def solve_limit(
     *,
     method: str = "auto",
     elements: int = 8,
-    max_elements: int = 512,
+    max_elements: int = 1024,
     nodes: int = 1024,
     nodes_seed: int = 0,
     scramblings: int = 3,
@@ -219,12 +228,14 @@ def solve_limit(
 
     Notes
     -----
-    The run is solved on a grid and on its halving. Their difference bounds the halved grid's error
-    at any order >= 1, and overstates it up to 15 times at order 4; so nothing is accepted before
-    two pairs of grids have shown an order, which sharpens the estimate to 5 times at order 4.
-    Elements that hold most of the difference are halved until the estimate is below tol. Small eps
-    makes Adam's step nearly a sign, with fronts in depth where every scheme drops to first order:
-    nothing is assumed of the order here. Source: Gibson & Reisinger, arXiv:2605.11059.
+    The run is solved on a grid and on its halving. What their difference tells of the halved grid's
+    error is in `refinement.estimate`: at order 4 that is a 15th of the difference, at a front in
+    depth, as small eps makes of Adam's near-sign steps, up to twice, and fronts can cancel in it.
+    The estimate covers fronts, so it is 5 times the error at order 4, and up to 22 times where the
+    grid is not halved as a whole; nothing is accepted before two pairs of grids were compared.
+    Elements that hold most of the difference are halved until the estimate is below tol.
+
+    Source of the equations: Gibson & Reisinger, arXiv:2605.11059.
     """
     require_problem(problem, rule)
     steps = require_int("steps", steps, 0)
@@ -286,10 +297,8 @@ def _refine(solve, grid: DepthGrid, tol: float, max_elements: int, cost: dict) -
     coarse, uniform, best = solve(grid), True, None
     while True:
         fine = solve(coarse.grid.halved())
-        difference, shares = compare(coarse, fine)
-        sharpening = sharpen(history, difference, uniform)
-        history.append(Refinement(coarse.grid.elements, difference, sharpening, uniform))
-        error = history[-1].error
+        history.append(refinement(history[-1] if history else None, coarse, fine, uniform))
+        error, shares = history[-1].error, history[-1].shares
         if best is None or error < best[0]:
             best = error, fine, coarse
         if error <= tol and len(history) > 1:

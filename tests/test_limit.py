@@ -124,6 +124,8 @@ def test_euler_has_order_one_towards_the_limit():
 
 # ---------------------------------------------------------------- the error estimate
 
+# What order 4, not trusted to be it, costs: 15 times, times the safety of 1.5, times 2.
+PESSIMISM = 45
 ESTIMATES = [
     ("sgd-causal", 1e-2, 3),
     ("sgd-causal", 1e-4, 8),
@@ -131,13 +133,11 @@ ESTIMATES = [
     ("sgd-causal", 1e-6, 8),
     ("adamw", 1e-2, 2),
     ("adamw", 1e-2, 3),
-    ("adamw", 1e-5, 4),
+    ("adamw", 1e-4, 4),
 ]
 
 
 @each_method
-# (From other coarse grids, as 5 elements at tol 1e-2, the finer grid is right by accident at single
-# points, and the estimate there up to 66 times too large: on the safe side.)
 @pytest.mark.parametrize("name, tol, elements", ESTIMATES)
 def test_pointwise_estimate_is_near_the_true_error(name, tol, elements, method):
     _, _, answer, oracle_error = oracle(name)
@@ -148,19 +148,18 @@ def test_pointwise_estimate_is_near_the_true_error(name, tol, elements, method):
         if difference > 3 * oracle_error
     }
     assert len(ratios) >= 4
-    # not below the truth but for a factor of 2, and not pessimistic beyond what order 4 measured
-    # against an assumed order 1 costs, 15, times 2
-    assert all(0.5 <= ratio <= 30 for ratio in ratios.values()), ratios
+    # not below half the truth; at single points the finer grid is right by accident
+    assert min(ratios.values()) >= 0.5 and np.median(list(ratios.values())) <= PESSIMISM, ratios
 
 
 @each_method
 @pytest.mark.parametrize("name, tol, elements", ESTIMATES)
 def test_error_is_near_the_largest_difference_over_all_depths(name, tol, elements, method):
     run = solve_oracle(name, method, tol, elements)
-    finer = solve_oracle(name, "picard", {"sgd-causal": 1e-9, "adamw": 3e-7}[name])
+    finer = solve_oracle(name, "picard", {"sgd-causal": 1e-9, "adamw": 8e-8}[name])
     difference = largest_difference(run, finer)
     assert difference > 10 * finer.error  # else the reference is too coarse to judge by
-    assert 0.5 <= run.error / difference <= 30
+    assert 0.5 <= run.error / difference <= PESSIMISM
 
 
 # Fronts keep the true order at 1, but now and then one pair of grids differs by accident 4 to 5
@@ -236,7 +235,7 @@ def test_elements_are_refined_where_the_error_arises():
     widths = np.array(run.grid.widths)
     assert widths.max() >= 2 * widths.min()
     # the last pair was not uniform, so no order is trusted
-    assert not run.history[-1].uniform and run.history[-1].sharpening == 1.0
+    assert not run.history[-1].uniform and run.history[-1].sharpening >= 1.5
     # as many elements of equal width do worse
     uniform = on_uniform_grid(*oracle("sgd-causal")[:2], 4, run.steps, len(widths))
     finer = solve_oracle("sgd-causal", "picard", 1e-9)
@@ -263,7 +262,7 @@ def test_a_tolerance_reached_is_said_to_be():
     run = solve_oracle("sgd-causal", "march", 1e-4)
     assert run.status == "converged" and run.error <= 1e-4
     assert run.message.startswith("converged: estimated error")
-    assert len(run.history) >= 2  # nothing is accepted before an order was seen
+    assert len(run.history) >= 2  # nothing is accepted before two pairs of grids were seen
 
 
 def test_a_budget_spent_is_said_and_the_error_stays_honest():
@@ -272,7 +271,7 @@ def test_a_budget_spent_is_said_and_the_error_stays_honest():
     assert run.grid.elements <= 32
     assert "raise tol, or max_elements (32) of solve_limit" in run.message
     difference = largest_difference(run, solve_oracle("sgd-causal", "picard", 1e-9))
-    assert 0.5 <= run.error / difference <= 30
+    assert 0.5 <= run.error / difference <= PESSIMISM
 
 
 def test_divergence_in_training_is_a_status():
@@ -313,11 +312,12 @@ def test_history_tells_of_every_pair_of_grids():
     elements = [h.elements for h in run.history]
     assert elements[0] == 8 and elements == sorted(elements)
     assert run.grid.elements == 2 * elements[-1]
-    assert run.history[0].sharpening == 1.0  # one pair shows no order
-    assert all(1 / 3 <= h.sharpening <= 1 for h in run.history)
+    assert run.history[0].sharpening >= 1.5  # one pair shows no order
+    assert all(h.error >= h.difference / 3 for h in run.history)
     assert run.error == run.history[-1].error
     differences = [h.difference for h in run.history]
     assert differences == sorted(differences, reverse=True)
+    assert [len(h.shares) for h in run.history] == elements
 
 
 def test_auto_falls_back_to_march_where_picard_does_not_contract(monkeypatch):
