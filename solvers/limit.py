@@ -22,7 +22,7 @@ from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March
 from .on_grid import GridSolution, train_on_grid
 from .picard import NotContracting, Picard
-from .refinement import Refinement, errors_of_heads, mark, no_longer_helps, refinement
+from .refinement import Refinement, errors_along, errors_of_heads, mark, no_longer_helps, refinement
 from .scheme import Scheme
 
 VARIABLES = ("x", "p", "probe_x", "probe_p", "theta")
@@ -124,27 +124,18 @@ class LimitRun:
         and may be as large as the optimizer's steps in between.
         """
         require_choice("variable", variable, VARIABLES)
+        depths, single = _depths(s)
         if variable == "theta":
-            s, single = _depths(s)
             errors = errors_of_heads(
                 self._coarse.grid, self._recorded(self._coarse.heads, k).packed,
-                self.grid, self._recorded(self._solution.heads, k).packed, s,
+                self.grid, self._recorded(self._solution.heads, k).packed, depths,
             )  # fmt: skip
-            return errors[0] if single else errors
-        depths, single = _depths(s)
-        where = torch.cat([depths, self.grid.nodes])
-        fine, coarse = (
-            self._evaluate(getattr(solution, variable), k, where)
-            for solution in (self._solution, self._coarse)
-        )
-        apart = (fine - coarse).abs().amax(dim=(-3, -2, -1)).cpu()
-        # what is wrong upstream is carried on, though two grids may agree further down by accident
-        order = where.argsort(descending=variable.endswith("p"))
-        upstream = torch.empty_like(apart)
-        upstream[order] = apart[order].cummax(0).values
-        error = upstream[: len(depths)] * self._pair.sharpening
-        error = torch.where(torch.isfinite(error), error, math.inf)
-        return error[0] if single else error
+        else:
+            self._recorded(getattr(self._solution, variable), k)  # refuses other steps
+            errors = errors_along(
+                variable, k, self._coarse, self._solution, self._pair.sharpening, depths
+            ).clamp(max=self.error)
+        return errors[0] if single else errors
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
         s, single = _depths(s)

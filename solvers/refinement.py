@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from .grid import PART, DepthGrid, between_nodes
+from .grid import PART, DepthGrid, Trajectory, between_nodes
 from .on_grid import GridSolution
 
 # A depth this close to a node, in widths, is taken for it: r / L and a node may differ in their
@@ -71,13 +71,62 @@ def compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Tens
         return math.inf, shares + 1.0
     largest = 0.0
     for (name, _, a), (_, _, b) in zip(coarse.trajectories(), fine.trajectories(), strict=True):
-        gap = (a(fine.grid.nodes) - b.values).double().cpu().flatten(1)
+        gap = _gap(a, b)
         largest = max(largest, float(gap.abs().max()))
-        inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
-        start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
-        growth = (inside - start).abs().amax(dim=(1, 2))
-        shares = torch.maximum(shares, growth)
+        shares = torch.maximum(shares, _growth(name, gap))
     return largest, shares
+
+
+def _gap(coarse: Trajectory, fine: Trajectory) -> torch.Tensor:
+    """Difference at the finer grid's nodes, (nodes, entries)."""
+    return (coarse(fine.grid.nodes) - fine.values).double().cpu().flatten(1)
+
+
+def _growth(name: str, gap: torch.Tensor) -> torch.Tensor:
+    """By how much a gap grows across every element of the coarser grid, (elements,)."""
+    inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
+    start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
+    return (inside - start).abs().amax(dim=(1, 2))
+
+
+def errors_along(
+    name: str,
+    k: int,
+    coarse: GridSolution,
+    fine: GridSolution,
+    sharpening: float,
+    s: torch.Tensor,
+) -> torch.Tensor:
+    """Estimated largest error (S,) of the finer grid's X or P at step k and depths s.
+
+    What is wrong upstream is carried on, though two grids may agree further down by accident. So at
+    every depth the largest difference up to there counts, times `sharpening`; since steps in
+    several elements may cancel, so do the shares of the elements up to there, as in `estimate`; and
+    of P the error of X(1), by as much as its difference is seen in P(1).
+    """
+    a, b = (getattr(solution, name)[k] for solution in (coarse, fine))
+    gap, forward = _gap(a, b), name.endswith("x")
+    at_nodes = gap.abs().amax(1)
+    at_s = (a(s) - b(s)).double().cpu().flatten(1).abs().amax(1)
+    order = torch.cat([s, b.grid.nodes]).argsort(descending=not forward)
+    upstream = torch.empty_like(order, dtype=torch.float64)
+    upstream[order] = torch.cat([at_s, at_nodes])[order].cummax(0).values
+
+    squares, edges = _growth(name, gap).square(), a.grid.nodes[0::2].contiguous()
+    sums = squares.new_zeros(len(edges))  # of the shares on the way to each edge
+    if forward:
+        sums[1:] = squares.cumsum(0)
+        begun = torch.searchsorted(edges, s.contiguous())
+    else:
+        sums[:-1] = squares.flip(0).cumsum(0).flip(0)
+        begun = torch.searchsorted(edges, s.contiguous(), right=True) - 1
+    errors = torch.maximum(sharpening * upstream[: len(s)], RANDOM_SIGNS * sums[begun].sqrt())
+    if not forward and at_nodes[-1] > 0.0:
+        origin, end = name.removesuffix("p") + "x", torch.ones(1, dtype=torch.float64)
+        x_end = errors_along(origin, k, coarse, fine, sharpening, end)
+        x_gap = _gap(*(getattr(solution, origin)[k] for solution in (coarse, fine)))[-1]
+        errors = errors.clamp(min=float(x_end * at_nodes[-1] / x_gap.abs().max()))
+    return torch.where(torch.isfinite(errors), errors, math.inf)
 
 
 def estimate(
