@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -11,11 +12,12 @@ from builders import F64, generator, small_atoms, small_problem
 
 import solvers.limit
 from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
-from ipslimit.errors import quadrature_table
+from ipslimit.errors import bias_table, quadrature_table
 from solvers import solve_limit
 from solvers.grid import DepthGrid
 from solvers.on_grid import train_on_grid
 from solvers.picard import NotContracting, Picard
+from solvers.quadrature import wanted
 
 DENSE = torch.linspace(0, 1, 401, dtype=F64)
 SMOOTH = AdamW(lr=0.03, eps=0.1)
@@ -407,11 +409,13 @@ def test_an_atom_may_be_split_in_two_of_half_the_weight():
 # ---------------------------------------------------------------- laws that are sampled
 
 
-def solve_sampled(steps, nodes, scramblings=3, nodes_seed=0):
+def solve_sampled(steps, nodes, scramblings=3, nodes_seed=0, **options):
+    """With so many nodes and no more, unless told otherwise."""
     problem = small_problem(XavierUniform(2, 2), B=2, N=3)
     return problem, solve_limit(
         problem, SMOOTH, steps, 1e-3, elements=2, max_elements=16,
         nodes=nodes, nodes_seed=nodes_seed, scramblings=scramblings,
+        **{"max_nodes": nodes} | options,
     )  # fmt: skip
 
 
@@ -439,6 +443,70 @@ def test_one_scrambling_estimates_no_quadrature_error():
     run = solve_sampled(1, 32, scramblings=1)[1]
     assert np.isnan(run.quadrature_error) and quadrature_table(run) == []
     assert "quadrature_error=nan" in repr(run)
+    # so it is not known to be small
+    assert run.status == "tolerance not reached" and run.error <= 1e-3
+    assert "unknown from one scrambling; raise scramblings" in run.message
+    waived = solve_sampled(1, 32, scramblings=1, quadrature_tol=float("inf"))[1]
+    assert waived.status == "converged" and "not asked for" in waived.message
+
+
+def test_converged_speaks_for_the_quadrature_too():
+    problem = small_problem(XavierUniform(3, 3, gain=2.0), B=2, N=3)
+    rule = AdamW(0.02, eps=0.01)
+    run = solve_limit(problem, rule, 2, 1e-4, device="cpu", elements=2, nodes=256)
+    # depth alone was said to have converged
+    assert run.error <= 1e-4 < 0.1 < run.quadrature_error
+    assert run.status == "tolerance not reached" and run.nodes == 256
+    parts = [
+        f"estimated error {run.error:.1e} <= tol 1.0e-04",
+        "> quadrature_tol 1.0e-04 with 256",
+        "would take about 2^",
+        "raise quadrature_tol, or nodes beyond max_nodes (65536)",
+    ]
+    assert all(part in run.message for part in parts), run.message
+    exact = solve_limit(
+        problem, rule, 2, 1e-2, device="cpu", elements=2, nodes=4096, nodes_seed=100, scramblings=1
+    )
+    truth = largest_difference(run, exact)
+    # not below half, but for what the better one is off itself, a quarter
+    assert run.quadrature_error >= 0.5 * 0.75 * truth > 0.03
+
+
+def test_nodes_are_raised_until_the_quadrature_error_is_reached():
+    tol = 0.2 * solve_sampled(2, 32)[1].quadrature_error
+    problem, run = solve_sampled(2, 32, max_nodes=2**16, quadrature_tol=tol)
+    assert run.status == "converged" and run.quadrature_error <= tol
+    assert f"<= quadrature_tol {tol:.1e} with {run.nodes} nodes" in run.message
+    # a power of two, and no more than nodes^-1/2 asks for with room for two scramblings' chance
+    assert run.nodes & (run.nodes - 1) == 0 and 64 <= run.nodes <= 4 * 32 * 25
+    assert run.heads(2, 0.5).count == run.nodes and run.nodes_seed == 0
+    # the same as asking for these nodes at once
+    same_nodes = solve_sampled(2, run.nodes, quadrature_tol=tol)[1]
+    assert run.x(2, DENSE).equal(same_nodes.x(2, DENSE))
+    assert run.quadrature_error == same_nodes.quadrature_error
+    whole = train_particles(problem, SMOOTH, 4, None, 2, nodes=32, device="cpu")
+    with pytest.raises(ValueError, match=rf"hold the limit's {run.nodes} heads.*got 32.*nodes="):
+        bias_table(whole, run)
+    whole = train_particles(problem, SMOOTH, 4, None, 2, nodes=run.nodes, device="cpu")
+    assert bias_table(whole, run)
+
+
+def test_nodes_stay_where_no_number_that_is_held_would_do(monkeypatch):
+    tol = 0.2 * solve_sampled(1, 32)[1].quadrature_error
+    run = solve_sampled(1, 32, max_nodes=64, quadrature_tol=tol)[1]
+    assert run.status == "tolerance not reached" and run.nodes == 32
+    assert "nodes beyond max_nodes (64)" in run.message
+    monkeypatch.setattr(solvers.limit, "free_bytes", lambda device: 10**5)
+    run = solve_sampled(1, 32, max_nodes=2**16, quadrature_tol=tol)[1]
+    assert run.status == "tolerance not reached" and run.nodes == 32
+    assert "nodes beyond what the memory holds" in run.message
+
+
+def test_the_number_of_nodes_wanted_is_the_next_power_of_two():
+    assert wanted(1024, 0.5, 0.25) == 4096 and wanted(1024, 0.5, 0.24) == 8192
+    assert wanted(1000, 0.5, 0.5) == 1024 and wanted(1024, 0.0, 1e-3) == 1024
+    assert wanted(1024, float("inf"), 1.0) is None
+    assert wanted(2, 1e300, 1e-300) == 2 ** (1 + math.ceil(2 * 600 * math.log2(10)))
 
 
 def test_quadrature_rows_are_norms_of_differences_of_scramblings():
@@ -563,6 +631,9 @@ def test_float32_stops_where_finer_grids_only_add_rounding():
     ({"method": "euler"}, ValueError, r"^method must .*'euler'.* Use 'auto'"),
     ({"device": "abacus"}, ValueError, r"^device must .* Use"),
     ({"scramblings": 0}, ValueError, r"^scramblings must .* Use"),
+    ({"max_nodes": 0}, ValueError, r"^max_nodes must .* Use"),
+    ({"quadrature_tol": 0.0}, ValueError, r"^quadrature_tol must .* Choose"),
+    ({"quadrature_tol": float("nan")}, ValueError, r"^quadrature_tol must .* Choose"),
     ({"rule": SGD}, TypeError, r"^rule must be an optimizer rule.* called first"),
     ({"problem": "toy"}, TypeError, r"^problem must be"),
 ])  # fmt: skip

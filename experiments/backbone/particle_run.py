@@ -66,7 +66,7 @@ def limit_trajectory(setting: Setting, particles: ParticleSetting) -> LimitTraje
     problem, rule = setting.make_problem(), setting.make_rule()
     record = range(setting.steps + 1)
     run = solve_limit(problem, rule, setting.steps, particles.tol, record, "cpu",
-                      max_elements=particles.max_elements)  # fmt: skip
+                      max_elements=particles.max_elements, **setting.quadrature())  # fmt: skip
     if run.status == "diverged":
         raise StudyError(f"the limit of {rule!r} has no trajectory: {run.message}")
 
