@@ -10,9 +10,10 @@ from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.particles import joined
 from solvers import LimitRun
+from solvers.memory import SHARE, available
 
 from .engines import processors
-from .memory import SHARE, available, seeds_that_fit
+from .memory import seeds_that_fit
 from .store import NUMBER, DamagedFile, digest, read_cell, write_cell
 from .study import Study
 

@@ -100,8 +100,8 @@ class CompareCommand:
             print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
             if limit.quadrature_error:
                 print(f"{comparison.rule}, limit: quadrature error over heads "
-                      f"{limit.quadrature_error:.1e} (largest component): raise --nodes to lower "
-                      "it")  # fmt: skip
+                      f"{limit.quadrature_error:.1e} (largest component) with {limit.nodes} nodes: "
+                      "raise --nodes to lower it")  # fmt: skip
             print(f"{comparison.rule}, particles: {comparison.run.status}")
             for note in comparison.run.notes:
                 print(f"{comparison.rule}, particles: {note}")

@@ -60,7 +60,7 @@ class Comparison:
         return {
             "rule": self.rule, "status": limit.status, "message": limit.message,
             "error": limit.error, "quadrature_error": limit.quadrature_error,
-            "elements": limit.grid.elements,
+            "elements": limit.grid.elements, "nodes": limit.nodes,
         }  # fmt: skip
 
     def error_rows(self) -> list[dict]:
@@ -281,7 +281,7 @@ def compare(pair: Pair, device: object = "auto") -> list[Comparison]:
 def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
     problem, rule = setting.make_problem(), setting.make_rule()
     limit = solve_limit(
-        problem, rule, setting.steps, pair.tol, setting.recorded, device, nodes=setting.nodes
+        problem, rule, setting.steps, pair.tol, setting.recorded, device, **setting.quadrature()
     )
     name = rule_name(setting)
     if limit.status == "diverged":
@@ -290,7 +290,7 @@ def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
     def train(count: int | None, seeds: int) -> ParticleRun:
         return train_particles(
             problem, rule, pair.depth, count, setting.steps, seeds, pair.root_seed,
-            setting.recorded, device=device, nodes=setting.nodes,
+            setting.recorded, device=device, nodes=limit.nodes,
         )  # fmt: skip
 
     run = train(pair.heads, pair.seeds)

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import dataclasses
 
 import torch
 
 from ipslimit import Heads
+from solvers.memory import limit_bytes
 
 from .study import DTYPES, Setting, Study, StudyError
 
 GIB = 2**30
-# Of the memory that is free, what the cells of a sweep may plan with.
-SHARE = 0.8
+# Of the grid that the limit's answer is from, at least: two pairs of grids are compared.
+LEAST_ELEMENTS = 32
 # Tensors as large as the tokens of all layers that exist at once where errors are computed, beside
 # the recorded ones: differences, their squares and the limit at the same depths.
 ERROR_COPIES = 3
-
-
-def available() -> int:
-    """Bytes that this machine, or the control group of this process, has left."""
-    left = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):  # with what the system would give back
-            left = [1024 * int(line.split()[1])]
-    group = Path("/sys/fs/cgroup")
-    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        left.append(int(limit) - int(used))
-    return max(0, min(left))
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def cell_bytes(study: Study, depth: int, count: int | None, seeds: int | None = None) -> int:
@@ -99,3 +79,23 @@ def seeds_that_fit(study: Study, depth: int, count: int | None, memory: int) -> 
             "--heads or --seeds."
         )
     return seeds
+
+
+def most_nodes(study: Study, memory: int) -> int:
+    """Quadrature nodes that the limit may choose, for which there is room in so many bytes.
+
+    The models with the whole law in every layer must hold them as well. From `setting.nodes` to
+    `setting.max_nodes`.
+    """
+    setting, depth = study.setting, max(study.sizes.depths)
+    problem, rule = setting.make_problem(), setting.make_rule()
+
+    def fits(nodes: int) -> bool:
+        chosen = dataclasses.replace(study, setting=dataclasses.replace(setting, nodes=nodes))
+        limit = limit_bytes(problem, rule, len(setting.recorded), nodes, LEAST_ELEMENTS)
+        return max(limit, cell_bytes(chosen, depth, None)) <= memory
+
+    most = setting.most_nodes
+    while most > setting.nodes and not fits(most):
+        most //= 2
+    return max(setting.nodes, most)

@@ -61,7 +61,11 @@ class Setting:
     bound: float = 1.0
     """Largest entry of truncated-normal."""
     nodes: int = 256
-    """Quadrature nodes of xavier and truncated-normal in the limit."""
+    """Quadrature nodes of xavier and truncated-normal in the limit (and with H = inf)."""
+    max_nodes: int | None = None
+    """Most nodes that may be taken to reach quadrature_tol (default: nodes, and no more)."""
+    quadrature_tol: float | None = None
+    """Largest error of the quadrature wanted in the limit's x and p (default: tol)."""
     biases: bool | None = None
     """Heads have biases, which start at zero (default: where the rule needs them, as sbo does)."""
     rule: str = "adamw"
@@ -103,6 +107,10 @@ class Setting:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         for name in ("d", "m", "tokens", "contexts", "atoms", "nodes"):
             require_int(name, getattr(self, name))
+        if self.max_nodes is not None:
+            require_int("max_nodes", self.max_nodes)
+        if self.quadrature_tol is not None:
+            require_real("quadrature_tol", self.quadrature_tol, 0.0, include_low=False)
         for name in ("probes", "steps", "problem_seed", "rebalance"):
             require_int(name, getattr(self, name), 0)
         for name, allowed in (("rule", RULES), ("law", LAWS), ("dtype", tuple(DTYPES))):
@@ -140,6 +148,15 @@ class Setting:
     def recorded(self) -> tuple[int, ...]:
         """Steps compared: `record`, or 0 and the last."""
         return tuple(sorted(set(self.record if self.record is not None else (0, self.steps))))
+
+    @property
+    def most_nodes(self) -> int:
+        return self.nodes if self.max_nodes is None else max(self.nodes, self.max_nodes)
+
+    def quadrature(self) -> dict:
+        """How `solve_limit` is to integrate over a sampled law: its keyword arguments."""
+        return {"nodes": self.nodes, "max_nodes": self.most_nodes,
+                "quadrature_tol": self.quadrature_tol}  # fmt: skip
 
     @property
     def has_biases(self) -> bool:

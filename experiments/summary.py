@@ -19,8 +19,8 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     """
     limit, runs = result.limit, result.runs
     lines = [
-        f"limit: {limit['status']}, estimated error {limit['error']:.1e}, "
-        f"{limit['elements']} depth elements"
+        f"limit: {limit['message']}",
+        f"limit: {limit['elements']} depth elements",
     ]
     lines += _quadrature(limit)
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
@@ -54,7 +54,7 @@ def _quadrature(limit: dict) -> list[str]:
     if not limit["quadrature_error"]:
         return []
     lines = [f"limit: quadrature error over heads {limit['quadrature_error']:.1e} (largest "
-             "component)"]  # fmt: skip
+             f"component) with {limit['nodes']} nodes"]  # fmt: skip
     errors = defaultdict(list)
     for row in limit["quadrature"]:
         if (row["norm"], row["set"]) == ("rms", "train"):

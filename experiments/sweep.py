@@ -18,10 +18,11 @@ from ipslimit.checks import resolve_device
 from ipslimit.errors import quadrature_table
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
 from solvers import LimitRun, solve_limit
+from solvers.memory import SHARE, available
 
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
-from .memory import SHARE, available, seeds_that_fit
+from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
 from .store import NUMBER, Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
 from .study import Study, StudyError
@@ -37,7 +38,7 @@ WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard
 # The limit's summary, as it is kept.
 LIMIT_FORM = {
     "error": NUMBER, "errors": [list], "theta": [list], "status": str, "message": str,
-    "elements": int, "quadrature_error": NUMBER, "loss": [NUMBER],
+    "elements": int, "nodes": int, "quadrature_error": NUMBER, "loss": [NUMBER],
 }  # fmt: skip
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
@@ -56,7 +57,8 @@ class SweepResult:
     constant : list of dict
         From `ipslimit.rates.constant_ratios`.
     limit : dict
-        "error", "status", "message", "elements" of the limit, and its quadrature error.
+        "error", "status", "message", "elements" of the limit, its quadrature error and the "nodes"
+        that it and the models with the whole law hold.
     runs : dict
         "total" and "diverged" particle runs, and "linear": cells whose predicted response was
         linear, of those predicted.
@@ -187,7 +189,7 @@ class Sweep:
         limit = None
         if plan.limit is None:
             bar.set_postfix_str("limit")
-            limit, plan.limit = self._solve_limit()
+            limit, plan.limit = self._solve_limit(memory)
             memory = self._memory_of_a_cell(engine)  # less of it is free now
         bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")
         # cells of one depth share the model with the whole law, so they go together
@@ -200,7 +202,11 @@ class Sweep:
             return ([(*cell, paths[cell] if engine.shares_files else None) for cell in group],)
 
         tasks = {tuple(group): arguments(group) for group in groups}
-        shared = (self.study, str(self.device), limit, memory)
+        study = self.study
+        if plan.missing:  # over the nodes of the limit, which may be more than asked for
+            setting = dataclasses.replace(study.setting, nodes=plan.limit["nodes"])
+            study = dataclasses.replace(study, setting=setting)
+        shared = (study, str(self.device), limit, memory)
         for group, contents in engine.run(measure_cells, shared, tasks):
             for cell, content in zip(group, contents, strict=True):
                 if not engine.shares_files:
@@ -238,11 +244,13 @@ class Sweep:
         damaged = self.cells.damaged
         return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
 
-    def _solve_limit(self) -> tuple[LimitRun, dict]:
-        setting = self.study.setting
+    def _solve_limit(self, memory: int | None) -> tuple[LimitRun, dict]:
+        setting, quadrature = self.study.setting, self.study.setting.quadrature()
+        if memory is not None:
+            quadrature["max_nodes"] = most_nodes(self.study, memory)
         run = solve_limit(
             setting.make_problem(), setting.make_rule(), setting.steps, self.study.tol,
-            setting.recorded, self.device, nodes=setting.nodes, scramblings=SCRAMBLINGS,
+            setting.recorded, self.device, scramblings=SCRAMBLINGS, **quadrature,
         )  # fmt: skip
         if run.status == "diverged" or not math.isfinite(run.error):
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
@@ -254,6 +262,7 @@ class Sweep:
             "status": run.status,
             "message": run.message,
             "elements": run.grid.elements,
+            "nodes": run.nodes,
             "quadrature_error": run.quadrature_error,
             "quadrature": quadrature_table(run),
             "loss": run.loss.tolist(),

@@ -55,7 +55,7 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     Raises
     ------
     ValueError
-        If `whole` has finitely many heads, or another rule than the limit.
+        If `whole` has finitely many heads, another rule than the limit, or other nodes.
     """
     if not math.isinf(whole.head_count):
         raise ValueError(
@@ -63,6 +63,7 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
             "with heads=None."
         )
     _require_rule_of_limit("whole", whole, limit)
+    _require_nodes_of_limit(whole, limit)
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
@@ -227,6 +228,16 @@ def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
 
 def _require_rule_of_limit(name: str, run: ParticleRun, limit: Limit) -> None:
     require_same_rule("limit.rule", getattr(limit, "rule", ""), name, run.rule)
+
+
+def _require_nodes_of_limit(whole: ParticleRun, limit: Limit) -> None:
+    theirs = getattr(limit, "nodes", 0)
+    for heads in whole.heads.values():
+        if theirs and heads.count != theirs:
+            raise ValueError(
+                f"whole must hold the limit's {theirs} heads in every layer; got {heads.count}. "
+                f"Train it with nodes={theirs}, nodes_seed={limit.nodes_seed}."
+            )
 
 
 def _attribute(variable: str, where: str) -> str:

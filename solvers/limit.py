@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -22,9 +23,11 @@ from ipslimit.rules.trial import require_rule
 
 from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March
+from .memory import free_bytes, limit_bytes
 from .on_grid import GridSolution, train_on_grid
 from .picard import NotContracting, Picard
-from .refinement import Refinement, compare, errors_of_heads, mark, no_longer_helps, sharpen
+from .quadrature import Gaps, choose_nodes, error_of, gaps_of, verdict
+from .refinement import Refinement, errors_along, errors_of_heads, mark, no_longer_helps, refinement
 from .scheme import Scheme
 
 VARIABLES = ("x", "p", "probe_x", "probe_p", "theta")
@@ -37,14 +40,16 @@ class LimitRun:
     Attributes
     ----------
     status : str
-        "converged": the estimated error is at most tol. "tolerance not reached": it is not, within
-        the elements allowed or the rounding of the dtype. "diverged": hidden states, costates or
-        loss became non-finite on the finest grid.
+        "converged": the estimated error in depth is at most tol, and for sampled laws that of the
+        quadrature over heads at most quadrature_tol. "tolerance not reached": one of them is not,
+        within the elements and nodes allowed or the rounding of the dtype. "diverged": hidden
+        states, costates or loss became non-finite on the finest grid.
     error : float
-        Estimated largest error of any component of x and p at the recorded steps, on training and
-        probe contexts and at all depths; inf if diverged. That of heads is in `error_at`.
+        Estimated largest error in depth of any component of x and p at the recorded steps, on
+        training and probe contexts and at all depths; inf if diverged. That of heads is in
+        `error_at`, that of the quadrature in `quadrature_error`.
     message : str
-        The status with its reason and what to do about it.
+        The status with its reason, both errors where there are two, and what to do about it.
     loss : tensor (steps+1,)
     probe_loss : dict step -> tensor ()
     notes : list of str
@@ -57,28 +62,37 @@ class LimitRun:
         worse, from the best.
     cost : dict
         "field" and "vjp": evaluations at one depth node, on all grids together.
+    nodes, nodes_seed : int
+        The whole law was `problem.law.nodes(nodes, nodes_seed)`: for `train_particles` with
+        heads=None, so that both are over the same heads. For `Atoms`, how many there are.
     quadrature_error : float
-        For sampled laws: root mean square, over independent scramblings, of the largest difference
-        in x and p, divided by sqrt(2); 0 for `Atoms`, where the integral over heads is exact; inf
-        if a scrambling diverged (there are no `quadrature_gaps` then).
+        For sampled laws: estimated largest error of any component of x and p, from independent
+        scramblings: the root mean square of their largest `quadrature_gaps`, or the difference to
+        their mean where that is larger. 0 for `Atoms`, where the integral over heads is exact; inf
+        if a scrambling diverged (there are no gaps then), NaN if there was only one.
     quadrature_gaps : dict (name, step) -> tensor (scramblings - 1, depth nodes, B, N, d)
         For sampled laws: differences of "x", "p", "probe_x" and "probe_p" between an independent
         scrambling and this one, divided by sqrt(2), so that each is one scrambling's error.
     """
 
-    def __init__(self, fine: GridSolution, coarse: GridSolution, status, message, history, cost):
+    def __init__(self, fine: GridSolution, coarse: GridSolution, status, reason, history, cost):
         self._solution, self._coarse = fine, coarse
-        self.status, self.message = status, message
+        self.status, self._reason = status, reason
         # the pair of grids that the answer is from; their sizes grow along the history
         self._pair = next(pair for pair in history if pair.elements == coarse.grid.elements)
         self.error = self._pair.error
         self.history, self.cost = history, cost
         self.rule = ""
+        self.nodes = self.nodes_seed = 0
         self.quadrature_error = 0.0
-        self.quadrature_gaps: dict[tuple[str, int], torch.Tensor] = {}
+        self.quadrature_gaps: Gaps = {}
         self.grid, self.loss = fine.grid, fine.loss
         self.probe_loss = fine.probe_loss
         self.notes = fine.notes
+
+    @property
+    def message(self) -> str:
+        return f"{self.status}: {self._reason}"
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -119,25 +133,25 @@ class LimitRun:
         """Estimated largest error at depth s: () or (S,).
 
         `variable` is "x", "p", "probe_x" or "probe_p", of the largest error over contexts, tokens
-        and components, and `error` is the largest of all of these; or "theta", of the largest error
+        and components, here or upstream (at lesser depths for x, at greater ones for p); `error` is
+        the largest of all of these, at nodes of the grid. Or it is "theta", of the largest error
         of a head in the Euclidean norm of its parameters, which `error` does not cover. The error
         of heads is small at nodes of the grid (multiples of 1 / (2 elements) where it is uniform),
         and may be as large as the optimizer's steps in between.
         """
         require_choice("variable", variable, VARIABLES)
+        depths, single = _depths(s)
         if variable == "theta":
-            s, single = _depths(s)
             errors = errors_of_heads(
                 self._coarse.grid, self._recorded(self._coarse.heads, k).packed,
-                self.grid, self._recorded(self._solution.heads, k).packed, s,
+                self.grid, self._recorded(self._solution.heads, k).packed, depths,
             )  # fmt: skip
-            return errors[0] if single else errors
-        fine, coarse = (
-            self._evaluate(getattr(solution, variable), k, s)
-            for solution in (self._solution, self._coarse)
-        )
-        error = (fine - coarse).abs().amax(dim=(-3, -2, -1)) * self._pair.sharpening
-        return torch.where(torch.isfinite(error), error, math.inf)
+        else:
+            self._recorded(getattr(self._solution, variable), k)  # refuses other steps
+            errors = errors_along(
+                variable, k, self._coarse, self._solution, self._pair.sharpening, depths
+            ).clamp(max=self.error)
+        return errors[0] if single else errors
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
         s, single = _depths(s)
@@ -156,6 +170,14 @@ class LimitRun:
                 "record= of solve_limit (probes: give the problem some)."
             )
         return recorded[k]
+
+    def judge(self, reached: bool, clause: str) -> None:
+        """Let the status speak for the quadrature too: whether it is good enough, and in words."""
+        if self.status == "diverged":
+            return
+        if not reached:
+            self.status = "tolerance not reached"
+        self._reason += f"; {clause}"
 
     def __repr__(self) -> str:
         quadrature = ""
@@ -177,10 +199,12 @@ def solve_limit(
     *,
     method: str = "auto",
     elements: int = 8,
-    max_elements: int = 512,
+    max_elements: int = 1024,
     nodes: int = 1024,
     nodes_seed: int = 0,
     scramblings: int = 3,
+    max_nodes: int = 2**16,
+    quadrature_tol: float | None = None,
 ) -> LimitRun:
     """Solve the training run of infinite depth and infinitely many heads.
 
@@ -194,7 +218,7 @@ def solve_limit(
         The same object that trains particles; one's own is tried first, as there.
     steps : int >= 0
     tol : float > 0
-        Largest error wanted in any component of x and p (absolute).
+        Largest error in depth wanted in any component of x and p (absolute).
     record : steps at which x, p and heads are kept
         The last step by default.
     device : "auto", "cpu", "cuda" or "cuda:i"
@@ -206,7 +230,16 @@ def solve_limit(
         Depth elements of the first grid, and the budget: the most a grid may have.
     nodes, nodes_seed, scramblings : int
         For sampled laws: quadrature nodes, the seed of their scrambling, and how many independent
-        scramblings the quadrature error is estimated from (1: not estimated, reported as NaN).
+        scramblings the quadrature error is estimated from (1: not estimated, reported as NaN, and
+        then nothing is "converged" that quadrature_tol asks of).
+    max_nodes : int
+        For sampled laws: the most nodes that may be chosen to reach quadrature_tol. They stay at
+        `nodes` where these do, where max_nodes or the free memory do not hold as many as it takes,
+        and with max_nodes <= nodes.
+    quadrature_tol : float > 0, or inf
+        For sampled laws: largest quadrature error wanted in any component of x and p; tol by
+        default. It falls like nodes^-1/2 only, so state the level that is needed: 1e-2 takes
+        thousands of nodes in 36 dimensions, 1e-3 millions. With inf it is reported and not judged.
 
     Returns
     -------
@@ -222,12 +255,18 @@ def solve_limit(
 
     Notes
     -----
-    The run is solved on a grid and on its halving. Their difference bounds the halved grid's error
-    at any order >= 1, and overstates it up to 15 times at order 4; so nothing is accepted before
-    two pairs of grids have shown an order, which sharpens the estimate to 5 times at order 4.
-    Elements that hold most of the difference are halved until the estimate is below tol. Small eps
-    makes Adam's step nearly a sign, with fronts in depth where every scheme drops to first order:
-    nothing is assumed of the order here. Source: Gibson & Reisinger, arXiv:2605.11059.
+    The run is solved on a grid and on its halving. What their difference tells of the halved grid's
+    error is in `refinement.estimate`: at order 4 that is a 15th of the difference, at a front in
+    depth, as small eps makes of Adam's near-sign steps, up to twice, and fronts can cancel in it.
+    The estimate covers fronts, so it is 5 times the error at order 4, and up to 22 times where the
+    grid is not halved as a whole; nothing is accepted before two pairs of grids were compared.
+    Elements that hold most of the difference are halved until the estimate is below tol.
+
+    The quadrature error of a sampled law is the same on all grids but for little. It is estimated
+    on the first one, and the nodes raised to the power of two that brings it to quadrature_tol,
+    before depth is refined; what is reported is estimated on the last.
+
+    Source of the equations: Gibson & Reisinger, arXiv:2605.11059.
     """
     require_problem(problem, rule)
     steps = require_int("steps", steps, 0)
@@ -241,6 +280,11 @@ def solve_limit(
             f"got {max_elements}. Raise it, or lower elements ({elements})."
         )
     require_int("scramblings", scramblings)
+    require_int("max_nodes", max_nodes)
+    if quadrature_tol is None:
+        quadrature_tol = tol
+    elif quadrature_tol != math.inf:
+        require_real("quadrature_tol", quadrature_tol, 0.0, include_low=False)
     require_choice("method", method, ("auto", *SCHEMES))
     problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
@@ -248,8 +292,8 @@ def solve_limit(
     require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     cost = {"field": 0, "vjp": 0}
 
-    def solve(grid: DepthGrid, scramble: int = nodes_seed) -> GridSolution:
-        law = problem.law.nodes(nodes, scramble).heads.to(problem.dtype)
+    def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
+        law = problem.law.nodes(number, nodes_seed + scrambling).heads.to(problem.dtype)
         arguments = (problem, law, rule, steps, record, grid)
         scheme = _choose(method, device)
         try:
@@ -259,22 +303,31 @@ def solve_limit(
                 raise
             return train_on_grid(*arguments, March(), cost, device)
 
-    run = _refine(solve, DepthGrid.uniform(elements), tol, max_elements, cost)
-    run.rule = rule_text(rule)
-    if not isinstance(problem.law, Atoms):
-        # one by one: solutions with many nodes are large, and only their x and p are looked at
-        gaps = [
-            _gaps(run._solution, solve(run.grid, nodes_seed + i)) for i in range(1, scramblings)
-        ]
-        run.quadrature_error = math.nan
-        if any(gap is None for gap in gaps):
-            run.quadrature_error = math.inf
-        elif gaps:
-            run.quadrature_gaps = {
-                key: torch.stack([gap[key] for gap in gaps]) / math.sqrt(2.0) for key in gaps[0]
-            }
-            largest = [max(float(t.abs().max()) for t in gap.values()) for gap in gaps]
-            run.quadrature_error = math.hypot(*largest) / math.sqrt(2 * len(gaps))
+    first, start, holder = DepthGrid.uniform(elements), None, "max_nodes"
+    sampled = not isinstance(problem.law, Atoms)
+    if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
+        # room is wanted for two pairs of grids at least, and then for no more than there is
+        room = free_bytes(device)
+        held = room // limit_bytes(problem, rule, len(record), 1, 4 * elements)
+        if held < max_nodes:
+            max_nodes, holder = max(nodes, held), "what the memory holds"
+        chosen, start = choose_nodes(
+            functools.partial(solve, first), nodes, scramblings, quadrature_tol, max_nodes
+        )
+        if chosen > nodes:
+            nodes = chosen
+            most = room // limit_bytes(problem, rule, len(record), nodes, 1)
+            max_elements = max(4 * elements, min(max_elements, most))
+    start = start or solve(first, nodes)
+    run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, cost)
+    run.rule, run.nodes_seed = rule_text(rule), nodes_seed
+    run.nodes = nodes if sampled else problem.law.heads.count
+    if sampled:
+        others = (solve(run.grid, nodes, i) for i in range(1, scramblings))
+        gaps = gaps_of(run._solution, others)
+        run.quadrature_error = error_of(gaps) if scramblings > 1 else math.nan
+        run.quadrature_gaps = gaps or {}
+        run.judge(*verdict(nodes, run.quadrature_error, quadrature_tol, max_nodes, holder))
     return run
 
 
@@ -284,21 +337,19 @@ def _choose(method: str, device: torch.device) -> Scheme:
     return SCHEMES[method]()
 
 
-def _refine(solve, grid: DepthGrid, tol: float, max_elements: int, cost: dict) -> LimitRun:
+def _refine(solve, coarse: GridSolution, tol: float, max_elements: int, cost: dict) -> LimitRun:
     """Refine until the estimate is below tol, the budget is spent, or rounding is all there is."""
     history: list[Refinement] = []
-    coarse, uniform, best = solve(grid), True, None
+    uniform, best = True, None
     while True:
         fine = solve(coarse.grid.halved())
-        difference, shares = compare(coarse, fine)
-        sharpening = sharpen(history, difference, uniform)
-        history.append(Refinement(coarse.grid.elements, difference, sharpening, uniform))
-        error = history[-1].error
+        history.append(refinement(history[-1] if history else None, coarse, fine, uniform))
+        error, shares = history[-1].error, history[-1].shares
         if best is None or error < best[0]:
             best = error, fine, coarse
         if error <= tol and len(history) > 1:
-            message = f"converged: estimated error {error:.1e} <= tol {tol:.1e}"
-            return LimitRun(fine, coarse, "converged", message, history, cost)
+            reason = f"estimated error {error:.1e} <= tol {tol:.1e}"
+            return LimitRun(fine, coarse, "converged", reason, history, cost)
         marked = mark(shares)
         uniform = all(marked)
         size = coarse.grid.elements + sum(marked)
@@ -307,35 +358,21 @@ def _refine(solve, grid: DepthGrid, tol: float, max_elements: int, cost: dict) -
             break
         coarse = fine if uniform else solve(coarse.grid.split(marked))
     if not fine.is_finite():
-        message = (
-            f"diverged: non-finite on {fine.grid.elements} elements; lower the rule's lr, or raise "
+        reason = (
+            f"non-finite on {fine.grid.elements} elements; lower the rule's lr, or raise "
             f"max_elements ({max_elements}) of solve_limit if the field is stiff"
         )
-        return LimitRun(fine, coarse, "diverged", message, history, cost)
+        return LimitRun(fine, coarse, "diverged", reason, history, cost)
     if rounding:
         error, fine, coarse = best
-    message = (
-        f"tolerance not reached: estimated error {error:.1e} > tol {tol:.1e} on "
-        f"{fine.grid.elements} elements"
-    )
+    reason = f"estimated error {error:.1e} > tol {tol:.1e} on {fine.grid.elements} elements"
     if rounding:
         dtype = str(fine.loss.dtype).removeprefix("torch.")
         wider = "use float64, or " if dtype == "float32" else ""
-        message += f", and finer grids only add rounding of {dtype}; {wider}raise tol"
+        reason += f", and finer grids only add rounding of {dtype}; {wider}raise tol"
     else:
-        message += f"; raise tol, or max_elements ({max_elements}) of solve_limit"
-    return LimitRun(fine, coarse, "tolerance not reached", message, history, cost)
-
-
-def _gaps(a: GridSolution, b: GridSolution) -> dict[tuple[str, int], torch.Tensor] | None:
-    """Difference of every X and P between two solutions on the same grid, at its nodes.
-
-    None if one of them diverged.
-    """
-    if not (a.is_finite() and b.is_finite()):
-        return None
-    pairs = zip(a.trajectories(), b.trajectories(), strict=True)
-    return {(name, step): v.values - u.values for (name, step, u), (_, _, v) in pairs}
+        reason += f"; raise tol, or max_elements ({max_elements}) of solve_limit"
+    return LimitRun(fine, coarse, "tolerance not reached", reason, history, cost)
 
 
 def _depths(s) -> tuple[torch.Tensor, bool]:

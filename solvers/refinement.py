@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from .grid import PART, DepthGrid, between_nodes
+from .grid import PART, DepthGrid, Trajectory, between_nodes
 from .on_grid import GridSolution
 
 # A depth this close to a node, in widths, is taken for it: r / L and a node may differ in their
@@ -15,22 +15,48 @@ from .on_grid import GridSolution
 SAME_DEPTH = 1e-9
 
 
+# Of a difference, or of a root sum of squares, where fronts in depth may be part of it.
+SAFETY = 1.5
+# Of the root sum of squares of all shares: one sigma of their sum, and a quarter.
+RANDOM_SIGNS = 1.25
+# A front's share falls by at most 6 from one pair of grids to the next.
+SMOOTH_FALL = 8.0
+# By how much the difference falls at order 4, where 16 is what it tends to.
+ORDER_4 = (10.0, 20.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """One pair of grids: `elements` and twice as many.
+    """One pair of grids: `grid` and its halving.
 
-    `difference` is the largest between the two, `error` the estimate it gives for the finer one;
-    `uniform` tells whether all elements of the previous pair were halved.
+    `difference` is the largest between the two, `shares` (elements,) how much of it arises in each
+    element of `grid`, and `error` the estimate these give for the halving; `uniform` tells whether
+    all elements of the previous pair were halved.
     """
 
-    elements: int
+    grid: DepthGrid
     difference: float
-    sharpening: float
+    shares: torch.Tensor
     uniform: bool
+    error: float
 
     @property
-    def error(self) -> float:
-        return self.difference * self.sharpening
+    def elements(self) -> int:
+        return self.grid.elements
+
+    @property
+    def sharpening(self) -> float:
+        """Factor from the difference of the two grids to the error of the finer one."""
+        return self.error / self.difference if 0.0 < self.difference < math.inf else 1.0
+
+
+def refinement(
+    before: Refinement | None, coarse: GridSolution, fine: GridSolution, uniform: bool
+) -> Refinement:
+    """The pair of a grid and its halving; `before` is the pair that came before it, if any."""
+    difference, shares = compare(coarse, fine)
+    error = estimate(before, coarse.grid, difference, shares, uniform)
+    return Refinement(coarse.grid, difference, shares, uniform, error)
 
 
 def compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Tensor]:
@@ -45,28 +71,94 @@ def compare(coarse: GridSolution, fine: GridSolution) -> tuple[float, torch.Tens
         return math.inf, shares + 1.0
     largest = 0.0
     for (name, _, a), (_, _, b) in zip(coarse.trajectories(), fine.trajectories(), strict=True):
-        gap = (a(fine.grid.nodes) - b.values).double().cpu().flatten(1)
+        gap = _gap(a, b)
         largest = max(largest, float(gap.abs().max()))
-        inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
-        start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
-        growth = (inside - start).abs().amax(dim=(1, 2))
-        shares = torch.maximum(shares, growth)
+        shares = torch.maximum(shares, _growth(name, gap))
     return largest, shares
 
 
-def sharpen(history: list[Refinement], difference: float, uniform: bool) -> float:
-    """Factor from the difference of two grids to the estimated error of the finer one.
+def _gap(coarse: Trajectory, fine: Trajectory) -> torch.Tensor:
+    """Difference at the finer grid's nodes, (nodes, entries)."""
+    return (coarse(fine.grid.nodes) - fine.values).double().cpu().flatten(1)
 
-    At order q the finer grid's error is difference / (2^q - 1). The order is trusted only between
-    uniform refinements, one less than is observed (where fronts keep it at 1, a lucky pair of grids
-    looks like order 2), and only up to 2: the estimate stays on the safe side.
+
+def _growth(name: str, gap: torch.Tensor) -> torch.Tensor:
+    """By how much a gap grows across every element of the coarser grid, (elements,)."""
+    inside = gap.unfold(0, 5, 4)  # (elements, entries, the five fine nodes of an element)
+    start = inside[..., :1] if name.endswith("x") else inside[..., -1:]  # P runs backwards
+    return (inside - start).abs().amax(dim=(1, 2))
+
+
+def errors_along(
+    name: str,
+    k: int,
+    coarse: GridSolution,
+    fine: GridSolution,
+    sharpening: float,
+    s: torch.Tensor,
+) -> torch.Tensor:
+    """Estimated largest error (S,) of the finer grid's X or P at step k and depths s.
+
+    What is wrong upstream is carried on, though two grids may agree further down by accident. So at
+    every depth the largest difference up to there counts, times `sharpening`; since steps in
+    several elements may cancel, so do the shares of the elements up to there, as in `estimate`; and
+    of P the error of X(1), by as much as its difference is seen in P(1).
     """
-    before = history[-1].difference if history else 0.0
-    # differences that vanish, or are infinite where a grid diverged, show no order
-    if not uniform or not 0.0 < before < math.inf or not 0.0 < difference < math.inf:
-        return 1.0
-    order = math.log2(before / difference) - 1.0
-    return 1.0 / (2.0 ** min(max(order, 1.0), 2.0) - 1.0)
+    a, b = (getattr(solution, name)[k] for solution in (coarse, fine))
+    gap, forward = _gap(a, b), name.endswith("x")
+    at_nodes = gap.abs().amax(1)
+    at_s = (a(s) - b(s)).double().cpu().flatten(1).abs().amax(1)
+    order = torch.cat([s, b.grid.nodes]).argsort(descending=not forward)
+    upstream = torch.empty_like(order, dtype=torch.float64)
+    upstream[order] = torch.cat([at_s, at_nodes])[order].cummax(0).values
+
+    squares, edges = _growth(name, gap).square(), a.grid.nodes[0::2].contiguous()
+    sums = squares.new_zeros(len(edges))  # of the shares on the way to each edge
+    if forward:
+        sums[1:] = squares.cumsum(0)
+        begun = torch.searchsorted(edges, s.contiguous())
+    else:
+        sums[:-1] = squares.flip(0).cumsum(0).flip(0)
+        begun = torch.searchsorted(edges, s.contiguous(), right=True) - 1
+    errors = torch.maximum(sharpening * upstream[: len(s)], RANDOM_SIGNS * sums[begun].sqrt())
+    if not forward and at_nodes[-1] > 0.0:
+        origin, end = name.removesuffix("p") + "x", torch.ones(1, dtype=torch.float64)
+        x_end = errors_along(origin, k, coarse, fine, sharpening, end)
+        x_gap = _gap(*(getattr(solution, origin)[k] for solution in (coarse, fine)))[-1]
+        errors = errors.clamp(min=float(x_end * at_nodes[-1] / x_gap.abs().max()))
+    return torch.where(torch.isfinite(errors), errors, math.inf)
+
+
+def estimate(
+    before: Refinement | None,
+    grid: DepthGrid,
+    difference: float,
+    shares: torch.Tensor,
+    uniform: bool,
+) -> float:
+    """Estimated error of the halving of `grid`, from its difference to the solution on `grid`.
+
+    A step in depth inside an element of width h puts the coarse solution off by up to h/3 of its
+    height and the halved one by up to h/6, and their difference is h/12 or h/4: the error is at
+    most twice the difference, and SAFETY covers three quarters of that. Steps in several elements
+    may cancel in the difference and not in the error. Their shares do not, so they count as if
+    their signs were random: all of them, and with SAFETY those that steps may have part in. The
+    share of a step falls by 6 at most where its element is halved, that of a smooth element by 32.
+    Only where the whole difference fell between two uniform grids as it does at order 4, where the
+    error is a 15th of it, is it divided, by 3.
+    """
+    if not 0.0 < difference < math.inf:
+        return difference
+    fronts, smooth = shares, False
+    if before is not None:
+        parents = before.shares[before.grid.locate(grid.nodes[1::2])]
+        fronts = shares[SMOOTH_FALL * shares > parents]
+        smooth = uniform and ORDER_4[0] <= before.difference / difference <= ORDER_4[1]
+    return max(
+        difference / 3.0 if smooth else SAFETY * difference,
+        RANDOM_SIGNS * float(shares.norm()),
+        SAFETY * float(fronts.norm()),
+    )
 
 
 def mark(shares: torch.Tensor) -> list[bool]:

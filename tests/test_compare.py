@@ -13,13 +13,14 @@ from experiments.study import Setting
 from ipslimit.errors import quadrature_table
 
 PAIR = Pair(
-    Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1),
+    Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1,
+            quadrature_tol=10.0),
     against=("sgd",),
     depth=4,
     heads=2,
     seeds=2,
     tol=1e-3,
-)
+)  # fmt: skip
 FLAGS = (
     "--d 2 --m 2 --tokens 3 --contexts 2 --probes 0 --law xavier --nodes 16 --steps 1 --eps 0.1 "
     "--against sgd --depth 4 --heads 2 --seeds 2 --tol 1e-3 --device cpu"
@@ -73,7 +74,7 @@ def test_config_holds_the_settings_and_what_became_of_the_limits(compared, tmp_p
     assert pair["against"] == ["sgd"] and Setting(**pair["setting"]) == PAIR.setting
     for limit, comparison in zip(config["limits"], compared, strict=True):
         assert limit["rule"] == comparison.rule and limit["status"] == "converged"
-        assert limit["error"] == comparison.limit.error
+        assert limit["error"] == comparison.limit.error and limit["nodes"] == 16
         assert limit["quadrature_error"] == comparison.limit.quadrature_error
     assert config["versions"]["ipslimit"] and config["machine"]["device"] == "cpu"
 

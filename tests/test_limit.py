@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -11,11 +12,12 @@ from builders import F64, generator, small_atoms, small_problem
 
 import solvers.limit
 from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
-from ipslimit.errors import quadrature_table
+from ipslimit.errors import bias_table, quadrature_table
 from solvers import solve_limit
 from solvers.grid import DepthGrid
 from solvers.on_grid import train_on_grid
 from solvers.picard import NotContracting, Picard
+from solvers.quadrature import wanted
 
 DENSE = torch.linspace(0, 1, 401, dtype=F64)
 SMOOTH = AdamW(lr=0.03, eps=0.1)
@@ -124,6 +126,8 @@ def test_euler_has_order_one_towards_the_limit():
 
 # ---------------------------------------------------------------- the error estimate
 
+# What order 4, not trusted to be it, costs: 15 times, times the safety of 1.5, times 2.
+PESSIMISM = 45
 ESTIMATES = [
     ("sgd-causal", 1e-2, 3),
     ("sgd-causal", 1e-4, 8),
@@ -131,13 +135,11 @@ ESTIMATES = [
     ("sgd-causal", 1e-6, 8),
     ("adamw", 1e-2, 2),
     ("adamw", 1e-2, 3),
-    ("adamw", 1e-5, 4),
+    ("adamw", 1e-4, 4),
 ]
 
 
 @each_method
-# (From other coarse grids, as 5 elements at tol 1e-2, the finer grid is right by accident at single
-# points, and the estimate there up to 66 times too large: on the safe side.)
 @pytest.mark.parametrize("name, tol, elements", ESTIMATES)
 def test_pointwise_estimate_is_near_the_true_error(name, tol, elements, method):
     _, _, answer, oracle_error = oracle(name)
@@ -148,19 +150,18 @@ def test_pointwise_estimate_is_near_the_true_error(name, tol, elements, method):
         if difference > 3 * oracle_error
     }
     assert len(ratios) >= 4
-    # not below the truth but for a factor of 2, and not pessimistic beyond what order 4 measured
-    # against an assumed order 1 costs, 15, times 2
-    assert all(0.5 <= ratio <= 30 for ratio in ratios.values()), ratios
+    # not below half the truth; at single points the finer grid is right by accident
+    assert min(ratios.values()) >= 0.5 and np.median(list(ratios.values())) <= PESSIMISM, ratios
 
 
 @each_method
 @pytest.mark.parametrize("name, tol, elements", ESTIMATES)
 def test_error_is_near_the_largest_difference_over_all_depths(name, tol, elements, method):
     run = solve_oracle(name, method, tol, elements)
-    finer = solve_oracle(name, "picard", {"sgd-causal": 1e-9, "adamw": 3e-7}[name])
+    finer = solve_oracle(name, "picard", {"sgd-causal": 1e-9, "adamw": 8e-8}[name])
     difference = largest_difference(run, finer)
     assert difference > 10 * finer.error  # else the reference is too coarse to judge by
-    assert 0.5 <= run.error / difference <= 30
+    assert 0.5 <= run.error / difference <= PESSIMISM
 
 
 # Fronts keep the true order at 1, but now and then one pair of grids differs by accident 4 to 5
@@ -236,7 +237,7 @@ def test_elements_are_refined_where_the_error_arises():
     widths = np.array(run.grid.widths)
     assert widths.max() >= 2 * widths.min()
     # the last pair was not uniform, so no order is trusted
-    assert not run.history[-1].uniform and run.history[-1].sharpening == 1.0
+    assert not run.history[-1].uniform and run.history[-1].sharpening >= 1.5
     # as many elements of equal width do worse
     uniform = on_uniform_grid(*oracle("sgd-causal")[:2], 4, run.steps, len(widths))
     finer = solve_oracle("sgd-causal", "picard", 1e-9)
@@ -263,7 +264,7 @@ def test_a_tolerance_reached_is_said_to_be():
     run = solve_oracle("sgd-causal", "march", 1e-4)
     assert run.status == "converged" and run.error <= 1e-4
     assert run.message.startswith("converged: estimated error")
-    assert len(run.history) >= 2  # nothing is accepted before an order was seen
+    assert len(run.history) >= 2  # nothing is accepted before two pairs of grids were seen
 
 
 def test_a_budget_spent_is_said_and_the_error_stays_honest():
@@ -272,7 +273,7 @@ def test_a_budget_spent_is_said_and_the_error_stays_honest():
     assert run.grid.elements <= 32
     assert "raise tol, or max_elements (32) of solve_limit" in run.message
     difference = largest_difference(run, solve_oracle("sgd-causal", "picard", 1e-9))
-    assert 0.5 <= run.error / difference <= 30
+    assert 0.5 <= run.error / difference <= PESSIMISM
 
 
 def test_divergence_in_training_is_a_status():
@@ -313,11 +314,12 @@ def test_history_tells_of_every_pair_of_grids():
     elements = [h.elements for h in run.history]
     assert elements[0] == 8 and elements == sorted(elements)
     assert run.grid.elements == 2 * elements[-1]
-    assert run.history[0].sharpening == 1.0  # one pair shows no order
-    assert all(1 / 3 <= h.sharpening <= 1 for h in run.history)
+    assert run.history[0].sharpening >= 1.5  # one pair shows no order
+    assert all(h.error >= h.difference / 3 for h in run.history)
     assert run.error == run.history[-1].error
     differences = [h.difference for h in run.history]
     assert differences == sorted(differences, reverse=True)
+    assert [len(h.shares) for h in run.history] == elements
 
 
 def test_auto_falls_back_to_march_where_picard_does_not_contract(monkeypatch):
@@ -407,11 +409,13 @@ def test_an_atom_may_be_split_in_two_of_half_the_weight():
 # ---------------------------------------------------------------- laws that are sampled
 
 
-def solve_sampled(steps, nodes, scramblings=3, nodes_seed=0):
+def solve_sampled(steps, nodes, scramblings=3, nodes_seed=0, **options):
+    """With so many nodes and no more, unless told otherwise."""
     problem = small_problem(XavierUniform(2, 2), B=2, N=3)
     return problem, solve_limit(
         problem, SMOOTH, steps, 1e-3, elements=2, max_elements=16,
         nodes=nodes, nodes_seed=nodes_seed, scramblings=scramblings,
+        **{"max_nodes": nodes} | options,
     )  # fmt: skip
 
 
@@ -439,6 +443,70 @@ def test_one_scrambling_estimates_no_quadrature_error():
     run = solve_sampled(1, 32, scramblings=1)[1]
     assert np.isnan(run.quadrature_error) and quadrature_table(run) == []
     assert "quadrature_error=nan" in repr(run)
+    # so it is not known to be small
+    assert run.status == "tolerance not reached" and run.error <= 1e-3
+    assert "unknown from one scrambling; raise scramblings" in run.message
+    waived = solve_sampled(1, 32, scramblings=1, quadrature_tol=float("inf"))[1]
+    assert waived.status == "converged" and "not asked for" in waived.message
+
+
+def test_converged_speaks_for_the_quadrature_too():
+    problem = small_problem(XavierUniform(3, 3, gain=2.0), B=2, N=3)
+    rule = AdamW(0.02, eps=0.01)
+    run = solve_limit(problem, rule, 2, 1e-4, device="cpu", elements=2, nodes=256)
+    # depth alone was said to have converged
+    assert run.error <= 1e-4 < 0.1 < run.quadrature_error
+    assert run.status == "tolerance not reached" and run.nodes == 256
+    parts = [
+        f"estimated error {run.error:.1e} <= tol 1.0e-04",
+        "> quadrature_tol 1.0e-04 with 256",
+        "would take about 2^",
+        "raise quadrature_tol, or nodes beyond max_nodes (65536)",
+    ]
+    assert all(part in run.message for part in parts), run.message
+    exact = solve_limit(
+        problem, rule, 2, 1e-2, device="cpu", elements=2, nodes=4096, nodes_seed=100, scramblings=1
+    )
+    truth = largest_difference(run, exact)
+    # not below half, but for what the better one is off itself, a quarter
+    assert run.quadrature_error >= 0.5 * 0.75 * truth > 0.03
+
+
+def test_nodes_are_raised_until_the_quadrature_error_is_reached():
+    tol = 0.2 * solve_sampled(2, 32)[1].quadrature_error
+    problem, run = solve_sampled(2, 32, max_nodes=2**16, quadrature_tol=tol)
+    assert run.status == "converged" and run.quadrature_error <= tol
+    assert f"<= quadrature_tol {tol:.1e} with {run.nodes} nodes" in run.message
+    # a power of two, and no more than nodes^-1/2 asks for with room for two scramblings' chance
+    assert run.nodes & (run.nodes - 1) == 0 and 64 <= run.nodes <= 4 * 32 * 25
+    assert run.heads(2, 0.5).count == run.nodes and run.nodes_seed == 0
+    # the same as asking for these nodes at once
+    same_nodes = solve_sampled(2, run.nodes, quadrature_tol=tol)[1]
+    assert run.x(2, DENSE).equal(same_nodes.x(2, DENSE))
+    assert run.quadrature_error == same_nodes.quadrature_error
+    whole = train_particles(problem, SMOOTH, 4, None, 2, nodes=32, device="cpu")
+    with pytest.raises(ValueError, match=rf"hold the limit's {run.nodes} heads.*got 32.*nodes="):
+        bias_table(whole, run)
+    whole = train_particles(problem, SMOOTH, 4, None, 2, nodes=run.nodes, device="cpu")
+    assert bias_table(whole, run)
+
+
+def test_nodes_stay_where_no_number_that_is_held_would_do(monkeypatch):
+    tol = 0.2 * solve_sampled(1, 32)[1].quadrature_error
+    run = solve_sampled(1, 32, max_nodes=64, quadrature_tol=tol)[1]
+    assert run.status == "tolerance not reached" and run.nodes == 32
+    assert "nodes beyond max_nodes (64)" in run.message
+    monkeypatch.setattr(solvers.limit, "free_bytes", lambda device: 10**5)
+    run = solve_sampled(1, 32, max_nodes=2**16, quadrature_tol=tol)[1]
+    assert run.status == "tolerance not reached" and run.nodes == 32
+    assert "nodes beyond what the memory holds" in run.message
+
+
+def test_the_number_of_nodes_wanted_is_the_next_power_of_two():
+    assert wanted(1024, 0.5, 0.25) == 4096 and wanted(1024, 0.5, 0.24) == 8192
+    assert wanted(1000, 0.5, 0.5) == 1024 and wanted(1024, 0.0, 1e-3) == 1024
+    assert wanted(1024, float("inf"), 1.0) is None
+    assert wanted(2, 1e300, 1e-300) == 2 ** (1 + math.ceil(2 * 600 * math.log2(10)))
 
 
 def test_quadrature_rows_are_norms_of_differences_of_scramblings():
@@ -563,6 +631,9 @@ def test_float32_stops_where_finer_grids_only_add_rounding():
     ({"method": "euler"}, ValueError, r"^method must .*'euler'.* Use 'auto'"),
     ({"device": "abacus"}, ValueError, r"^device must .* Use"),
     ({"scramblings": 0}, ValueError, r"^scramblings must .* Use"),
+    ({"max_nodes": 0}, ValueError, r"^max_nodes must .* Use"),
+    ({"quadrature_tol": 0.0}, ValueError, r"^quadrature_tol must .* Choose"),
+    ({"quadrature_tol": float("nan")}, ValueError, r"^quadrature_tol must .* Choose"),
     ({"rule": SGD}, TypeError, r"^rule must be an optimizer rule.* called first"),
     ({"problem": "toy"}, TypeError, r"^problem must be"),
 ])  # fmt: skip

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from experiments.engines import InProcess
-from experiments.memory import GIB, available, cell_bytes, seeds_that_fit
+from experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
 from experiments.study import Setting, Sizes, Study, StudyError
 from experiments.sweep import Sweep
+from solvers.memory import available, limit_bytes
 
 SMALL = Study(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
@@ -143,6 +144,23 @@ def test_bytes_grow_as_the_sizes_do():
     assert cell_bytes(seeds, 8, 4) == 2 * base
     assert cell_bytes(single, 8, 4) == base / 2
     assert cell_bytes(SMALL, 8, 10**6) == base  # four atoms are four heads
+
+
+def test_the_limit_takes_no_more_nodes_than_there_is_room_for():
+    setting = Setting(d=3, m=2, law="xavier", nodes=16, max_nodes=1024, steps=2)
+    study = Study(setting, Sizes(depths=(4, 8), heads=(1,), seeds=2))
+
+    def needed(nodes):
+        problem, rule = setting.make_problem(), setting.make_rule()
+        chosen = dataclasses.replace(study, setting=dataclasses.replace(setting, nodes=nodes))
+        limit = limit_bytes(problem, rule, len(setting.recorded), nodes, LEAST_ELEMENTS)
+        return max(limit, cell_bytes(chosen, 8, None))
+
+    assert most_nodes(study, needed(1024)) == 1024
+    assert most_nodes(study, needed(1024) - 1) == 512
+    assert most_nodes(study, 0) == 16  # what was asked for is not lowered
+    fixed = dataclasses.replace(study, setting=dataclasses.replace(setting, max_nodes=None))
+    assert most_nodes(fixed, 2**40) == 16
 
 
 def test_memory_that_is_left_is_a_positive_number_of_bytes():

@@ -7,10 +7,11 @@ from builders import F64, generator, normal, small_atoms, small_problem
 from ipslimit import SGD, Heads
 from ipslimit.heads import Layout
 from solvers.grid import DepthGrid
-from solvers.limit import LimitRun, Refinement
+from solvers.limit import LimitRun
 from solvers.march import March
 from solvers.on_grid import train_on_grid
 from solvers.picard import NotContracting, Picard, integrate
+from solvers.refinement import Refinement
 from solvers.scheme import System
 
 DENSE = torch.linspace(0, 1, 301, dtype=F64)
@@ -107,7 +108,7 @@ def test_order_four_of_heads_between_nodes():
 
     def heads(elements):
         solution = train(problem, Picard(), elements, steps=2, record=(2,))
-        history = [Refinement(elements, 0.0, 1.0, True)]
+        history = [Refinement(solution.grid, 0.0, torch.zeros(elements), True, 0.0)]
         return LimitRun(solution, solution, "converged", "", history, {}).heads(2, DENSE).packed
 
     fine = heads(512)

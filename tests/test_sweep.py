@@ -134,6 +134,7 @@ def test_the_limit_of_theta_has_an_error_of_its_own(finished, tmp_path):
     study = dataclasses.replace(
         sizes(depths=(3, 5, 6), heads=(4,), seeds=2),
         setting=dataclasses.replace(SMALL.setting, eps=1e-8),
+        tol=1e-3,
     )
     result = Sweep(study, tmp_path, "cpu").run(progress=False)
     errors = {(step, v): error for step, v, error in result.limit["errors"]}
@@ -268,6 +269,9 @@ def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
     )
     result = Sweep(study, tmp_path, "cpu").run(progress=False)
     assert result.limit["quadrature_error"] > 0 and result.constant == []
+    # nodes are fixed by default, and what they miss is said
+    assert result.limit["nodes"] == 16 and result.limit["status"] == "tolerance not reached"
+    assert f"{result.limit['quadrature_error']:.1e} > quadrature_tol 1.0e-03" in summary(result)
     write_results(result, study, tmp_path)
     # in the norm that the fits compare with
     squares = [
@@ -281,6 +285,25 @@ def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
     assert "too few sizes, 3 or more are needed" in text  # two in H
     counts = [int(n) for n in re.findall(r"^  (\d+): ", text, re.MULTILINE)]
     assert sum(counts) == len(result.fits.refused)
+
+
+def test_models_with_the_whole_law_hold_the_nodes_of_the_limit(tmp_path):
+    setting = Setting(
+        d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1,
+    )  # fmt: skip
+    sizes = Sizes((2,), (2,), 2)
+
+    def swept(name, **options):
+        study = Study(dataclasses.replace(setting, **options), sizes, tol=1e-3)
+        return Sweep(study, tmp_path / name, "cpu").run(progress=False)
+
+    tol = 0.3 * swept("fixed").limit["quadrature_error"]
+    raised = swept("raised", quadrature_tol=tol, max_nodes=4096)
+    assert raised.limit["status"] == "converged" and raised.limit["nodes"] > 16
+    again = swept("again", nodes=raised.limit["nodes"], quadrature_tol=tol)
+    assert raised.rows == again.rows
+    kept = swept("raised", quadrature_tol=tol, max_nodes=4096)  # from its files
+    assert kept.rows == raised.rows and kept.limit == raised.limit
 
 
 def test_no_gap_is_left_where_no_joint_fit_is(finished):

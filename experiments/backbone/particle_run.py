@@ -65,8 +65,8 @@ def limit_trajectory(setting: Setting, particles: ParticleSetting) -> LimitTraje
     """
     problem, rule = setting.make_problem(), setting.make_rule()
     record = range(setting.steps + 1)
-    most = particles.max_elements
-    run = solve_limit(problem, rule, setting.steps, particles.tol, record, "cpu", max_elements=most)
+    more = {"max_elements": particles.max_elements} | setting.quadrature()
+    run = solve_limit(problem, rule, setting.steps, particles.tol, record, "cpu", **more)
     if run.status == "diverged":
         raise StudyError(f"the limit of {rule!r} has no trajectory: {run.message}")
 

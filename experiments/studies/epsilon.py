@@ -176,7 +176,7 @@ class Epsilon(ClauseStudy):
         return {
             name: float(
                 solve_limit(problem, self._rule(eps), steps, self.tol, device=self.device,
-                            nodes=self.setting.nodes).loss[-1]
+                            **self.setting.quadrature()).loss[-1]
             )
             for name, eps in (("scaled", self.setting.eps), ("decayed", NEVER))
         }  # fmt: skip

@@ -143,7 +143,7 @@ class Uniform(ClauseStudy):
     def _limit(self) -> LimitRun:
         setting = self.setting
         limit = solve_limit(setting.make_problem(), setting.make_rule(), setting.steps, self.tol,
-                            setting.recorded, self.device)  # fmt: skip
+                            setting.recorded, self.device, **setting.quadrature())  # fmt: skip
         if limit.status == "diverged":
             raise StudyError(f"the limit of this study cannot be compared with: {limit.message}")
         return limit
@@ -154,7 +154,7 @@ class Uniform(ClauseStudy):
         count = 1 if heads is None else self.sizes.seeds
         run = train_particles(
             problem, self.setting.make_rule(), depth, heads, self.setting.steps, count,
-            self.root_seed, (step,), device=self.device,
+            self.root_seed, (step,), device=self.device, nodes=limit.nodes,
         )  # fmt: skip
         alive = ~run.diverged
         trained = run.heads[step].map(lambda t: t[alive].contiguous())

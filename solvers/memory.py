@@ -1,0 +1,61 @@
+"""How much memory is free, and how much the limit of a sampled law takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from ipslimit import Problem, Rule
+
+# Of the memory that is free, what may be planned with.
+SHARE = 0.8
+# Tensors as large as all heads that exist at once while a rule updates them, beside its state (the
+# heads before and after, their gradient, and what both are made of); 11 and 12 were measured.
+UPDATE_COPIES = 12
+
+
+def available() -> int:
+    """Bytes that this machine, or the control group of this process, has left."""
+    left = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):  # with what the system would give back
+            left = [1024 * int(line.split()[1])]
+    group = Path("/sys/fs/cgroup")
+    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        left.append(int(limit) - int(used))
+    return max(0, min(left))
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def free_bytes(device: torch.device) -> int:
+    """What may be planned with of the memory that is free where the limit is solved."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
+    return int(SHARE * free)
+
+
+def limit_bytes(problem: Problem, rule: Rule, recorded: int, nodes: int, elements: int) -> int:
+    """Peak bytes of `solve_limit`, over so many quadrature nodes on so many depth elements.
+
+    Parameters
+    ----------
+    recorded : int
+        Steps at which heads are kept.
+
+    Notes
+    -----
+    Heads live at every node of the depth grid. Of what is recorded there are up to three solutions:
+    of a grid, of its halving, and with another scrambling. All else is small beside it.
+    """
+    one = problem.law.nodes(2).heads.to(problem.dtype)
+    state = sum(t.numel() for t in rule.init(one).values()) / one.packed.numel()
+    heads = nodes * one.packed.shape[0] * one.packed.element_size() * (2 * elements + 1)
+    return int(heads * (UPDATE_COPIES + state + 3 * recorded))
