@@ -119,12 +119,7 @@ def _constants(result: SweepResult) -> list[str]:
         for depth in sorted({depth for depth, _ in chosen}):
             cells = (_ratio(chosen.get((depth, h))) for h in heads)
             lines.append(f"L={depth}".rjust(12) + "".join(cell.rjust(19) for cell in cells))
-    if result.runs["not_linear_cells"]:
-        lines.append(
-            f"{result.runs['not_linear_cells']} of {result.runs['predicted_cells']} cells respond "
-            "not linearly (over 5 % between two difference steps): their constants mean little"
-        )
-    return lines
+    return lines + result.not_linear()
 
 
 def _ratio(row: dict | None) -> str:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ipslimit.checks import resolve_device
 from ipslimit.errors import quadrature_table
+from ipslimit.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.rates import RateFits, constant_ratios, fit_rates
 from solvers import LimitRun, solve_limit
 
@@ -53,12 +54,13 @@ class SweepResult:
         The tables of `ipslimit.errors`.
     fits : RateFits
     constant : list of dict
-        From `ipslimit.rates.constant_ratios`.
+        From `ipslimit.rates.constant_ratios`, with the cell's "nonlinearity".
     limit : dict
         "error", "status", "message", "elements" of the limit, and its quadrature error.
     runs : dict
-        "total" and "diverged" particle runs, and "linear": cells whose predicted response was
-        linear, of those predicted.
+        "total" and "diverged" particle runs; "predicted_cells", those of them that are
+        "not_linear_cells" at the size of their noise, and the largest L H of these,
+        "not_linear_up_to" (0 if none).
     damaged : list of str
         Result files that could not be trusted and were computed again.
     """
@@ -79,6 +81,17 @@ class SweepResult:
             if theory is not None and fit.at in ("all", "inf"):
                 found.append(fit.as_dict() | {"theory": theory, "z": fit.z(theory)})
         return found
+
+    def not_linear(self) -> list[str]:
+        """What to say of cells whose fluctuation is too large for a linear response; or nothing."""
+        count, total = self.runs["not_linear_cells"], self.runs["predicted_cells"]
+        if not count:
+            return []
+        return [
+            f"{count} of {total} cells (L H up to {self.runs['not_linear_up_to']}) do not respond "
+            f"linearly at the size of their noise, by over {100 * LINEAR_TOLERANCE:g} %: their "
+            "ratios of measured to predicted need not be 1"
+        ]
 
     def as_dict(self) -> dict:
         """The content of rates.json."""
@@ -215,18 +228,29 @@ class Sweep:
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
         rows = [row for content in contents for row in content["rows"]] + limit["quadrature"]
         weak = [row for content in contents for row in content["weak"]]
-        linear = [content["linear"] for content in contents if content["linear"] is not None]
+        nonlinearity = {
+            (*cell, step, name[-1], "probe" if name.startswith("probe") else "train"): value
+            for cell, content in zip(self._cells(), contents, strict=True)
+            for name, step, value in content["nonlinearity"]
+        }
+        not_linear = {key[:2] for key, value in nonlinearity.items() if not is_linear(value)}
+        keys = ("L", "H", "step", "variable", "set")
+        constant = [
+            row | {"nonlinearity": nonlinearity[tuple(row[key] for key in keys)]}
+            for row in constant_ratios(rows)
+        ]
         runs = {
             "total": sum(content["seeds"] for content in contents),
             "diverged": sum(content["diverged"] for content in contents),
-            "predicted_cells": len(linear),
-            "not_linear_cells": linear.count(False),
+            "predicted_cells": len({cell[:2] for cell in nonlinearity}),
+            "not_linear_cells": len(not_linear),
+            "not_linear_up_to": max((L * H for L, H in not_linear), default=0),
         }
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
         fits = fit_rates(rows, reference_error=floors)
         damaged = self.cells.damaged
-        return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
+        return SweepResult(rows, weak, fits, constant, limit, runs, damaged)
 
     def _solve_limit(self) -> tuple[LimitRun, dict]:
         setting = self.study.setting
