@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from .joint import POWERS, JointFit, fit_joint
-from .settings import check_settings, reference_errors
+from .settings import BOOTSTRAP, CORRECTION, check_settings, reference_errors
 from .single import Floor, RateFit, Refused, fit_range, fit_seeds, plain
 from .table import read_table
 
@@ -103,8 +103,8 @@ def fit_rates(
     *,
     reference_error=0.0,
     window=None,
-    correction=0.35,
-    bootstrap=2000,
+    correction=CORRECTION,
+    bootstrap=BOOTSTRAP,
     level=0.95,
     seed=0,
     shared_draws=False,
@@ -185,14 +185,7 @@ def fit_rates(
     fits, joint, refused = [], [], []
     for group, terms in groups.items():
         about = dict(zip(KEYS, group, strict=True))
-        own = reference[group[:2]]
-        scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
-        quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
-        floors = {
-            "bias": Floor(own),
-            "fluctuation": Floor(0.0, quadrature),
-            "total": Floor(own + quadrature),  # of the bias too, which the draws do not average
-        }
+        floors = pop_floors(terms, reference[group[:2]])
         for term, cells in terms.items():
             cells = [c for c in cells if _inside(c, settings.window)]
             for size, at, part, fit in _tasks(term, cells, settings, floors[term]):
@@ -206,22 +199,33 @@ def fit_rates(
     return RateFits(fits, joint, refused, settings.as_dict())
 
 
+def pop_floors(terms, reference):
+    """term -> Floor, from the limit's own error and the group's quadrature rows, taken out."""
+    scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
+    quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
+    return {
+        "bias": Floor(reference),
+        "fluctuation": Floor(0.0, quadrature),
+        "total": Floor(reference + quadrature),  # of the bias too, which the draws do not average
+    }
+
+
 def _tasks(term, cells, settings, floor):
     """(size that varies, fixed size, cells, fit) of every single exponent of a term."""
     if term == "bias":
         yield "L", "inf", cells, lambda part: fit_range(part, settings, floor)
         return
+    for of, other, at, part in random_parts(term, cells):
+        yield of, at, part, lambda p, of=of, other=other: fit_seeds(p, of, other, settings, floor)
+
+
+def random_parts(term, cells):
+    """Every exponent over seeds: (size that varies, size with constants or None, at, cells)."""
     for of, other in (("L", "H"), ("H", "L")):
         for value in sorted({getattr(c, other) for c in cells}):
-            part = [c for c in cells if getattr(c, other) == value]
-            yield of, plain(value), part, lambda p, of=of: fit_seeds(p, of, None, settings, floor)
+            yield of, None, plain(value), [c for c in cells if getattr(c, other) == value]
         if term == "fluctuation":
-            yield (
-                of,
-                "all",
-                cells,
-                lambda p, of=of, other=other: fit_seeds(p, of, other, settings, floor),
-            )
+            yield of, other, "all", cells
 
 
 def _both_models(about, cells, settings, floor, refused):

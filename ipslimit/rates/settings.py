@@ -8,6 +8,9 @@ from numbers import Integral, Real
 from .noise import resample
 from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
 
+# Of every fit over seeds that is not told otherwise.
+CORRECTION, BOOTSTRAP = 0.35, 2000
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,9 +23,10 @@ class Settings:
     seed: int
     shared_draws: bool
 
-    def noise(self, cells):
-        """Noise of the cells' log errors; `Refused` if there is none."""
-        noise = resample(cells, self.bootstrap, self.seed, self.shared_draws)
+    def noise(self, cells, shared=None):
+        """Noise of the cells' log errors, `shared` as in `resample`; `Refused` if there is none."""
+        shared = self.shared_draws if shared is None else shared
+        noise = resample(cells, self.bootstrap, self.seed, shared)
         if not noise.covariance.any():
             raise Refused("all seeds of a cell have the same error: no noise to resample")
         return noise

@@ -192,12 +192,10 @@ def with_seeds(cells, notes):
     return kept
 
 
-def fit_seeds(cells, of, other, settings, floor):
-    """Exponent of a random term in the size `of`, with a constant for each size `other`.
+def choose_random(cells, of, other, floor):
+    """The cells that a fit over seeds in the size `of` uses, with a constant for each `other`.
 
-    Every cell has the same weight per seed: by the central limit theorem the law of the scaled
-    fluctuation, and so the relative noise, is the same in all cells up to corrections, while
-    variances of single cells would be noisy weights. Their own variances still make the interval.
+    Returns (cells, diverged runs, notes, sizes); raises `Refused` where too few are left.
     """
     cells, diverged, notes = choose(cells, floor)
     cells = with_seeds(cells, notes)
@@ -210,17 +208,36 @@ def fit_seeds(cells, of, other, settings, floor):
             why = f" ({'; '.join(notes)})" if notes else ""
             raise Refused(f"no {other} has {LEAST_SIZES} or more sizes in {of}{why}")
         sizes = need_sizes(cells, of, notes)
-    noise = settings.noise(cells)
+    return cells, diverged, notes, sizes
+
+
+def design_random(cells, of, other, correction):
+    """Columns of the log errors' model, the exponent first, and what is known of each beforehand.
+
+    One correction for all families: their deviations may well be equal, so averaging over families
+    must not shrink them.
+    """
     size = np.array([getattr(c, of) for c in cells])
     family = np.array([getattr(c, other) if other else 0.0 for c in cells])
-    y = np.array([c.log_error for c in cells])
     free = [np.log(size)] + [(family == f).astype(float) for f in np.unique(family)]
-    # One correction for all families: their deviations may well be equal, so averaging over
-    # families must not shrink them.
     small = corrections(*(np.array([getattr(c, name) for c in cells]) for name in "LH"), of)
-    allowance = np.array([np.inf] * len(free) + [settings.correction] * small.shape[1])
-    design = np.column_stack([*free, small])
+    allowance = np.array([np.inf] * len(free) + [correction] * small.shape[1])
+    return np.column_stack([*free, small]), allowance
+
+
+def fit_seeds(cells, of, other, settings, floor):
+    """Exponent of a random term in the size `of`, with a constant for each size `other`.
+
+    Every cell has the same weight per seed: by the central limit theorem the law of the scaled
+    fluctuation, and so the relative noise, is the same in all cells up to corrections, while
+    variances of single cells would be noisy weights. Their own variances still make the interval.
+    """
+    cells, diverged, notes, sizes = choose_random(cells, of, other, floor)
+    noise = settings.noise(cells)
+    y = np.array([c.log_error for c in cells])
+    design, allowance = design_random(cells, of, other, settings.correction)
     weights = noise.smooth_variance(np.ones((len(cells), 1)))
+    size = np.array([getattr(c, of) for c in cells])
     try:
         found = estimate(design, y, noise, weights, allowance, [size])
     except Undetermined as why:
