@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ipslimit.checks import resolve_device
 from ipslimit.errors import quadrature_table
 from ipslimit.fluctuation import LINEAR_TOLERANCE, is_linear
-from ipslimit.rates import RateFits, constant_ratios, fit_rates
+from ipslimit.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from solvers import LimitRun, solve_limit
 
 from .cells import FORM, cell_cost, measure_cells
@@ -55,12 +55,14 @@ class SweepResult:
     fits : RateFits
     constant : list of dict
         From `ipslimit.rates.constant_ratios`, with the cell's "nonlinearity".
+    trends : list of dict
+        From `ipslimit.rates.constant_trends`.
     limit : dict
         "error", "status", "message", "elements" of the limit, and its quadrature error.
     runs : dict
-        "total" and "diverged" particle runs; "predicted_cells", those of them that are
-        "not_linear_cells" at the size of their noise, and the largest L H of these,
-        "not_linear_up_to" (0 if none).
+        "total" and "diverged" particle runs, "predicted_cells", and "not_linear": by step, how many
+        of these "cells" do not respond linearly at the size of their noise, and the largest L H of
+        them, "up_to".
     damaged : list of str
         Result files that could not be trusted and were computed again.
     """
@@ -69,6 +71,7 @@ class SweepResult:
     weak: list[dict]
     fits: RateFits
     constant: list[dict]
+    trends: list[dict]
     limit: dict
     runs: dict
     damaged: list[str]
@@ -84,13 +87,16 @@ class SweepResult:
 
     def not_linear(self) -> list[str]:
         """What to say of cells whose fluctuation is too large for a linear response; or nothing."""
-        count, total = self.runs["not_linear_cells"], self.runs["predicted_cells"]
-        if not count:
+        parts = [
+            f"step {row['step']}: {row['cells']} of {self.runs['predicted_cells']}, L H up to "
+            f"{row['up_to']}"
+            for row in self.runs["not_linear"]
+        ]
+        if not parts:
             return []
         return [
-            f"{count} of {total} cells (L H up to {self.runs['not_linear_up_to']}) do not respond "
-            f"linearly at the size of their noise, by over {100 * LINEAR_TOLERANCE:g} %: their "
-            "ratios of measured to predicted need not be 1"
+            f"cells that depart by over {100 * LINEAR_TOLERANCE:g} % from a linear response, at "
+            f"the size of their noise ({'; '.join(parts)}): measured / predicted may not be 1"
         ]
 
     def as_dict(self) -> dict:
@@ -103,6 +109,7 @@ class SweepResult:
             "fits": fits["fits"],
             "joint": fits["joint"],
             "constant": self.constant,
+            "constant_trends": self.trends,
             "runs": self.runs,
             "at_initialisation": self.against_theory(),
             "refused": fits["refused"],
@@ -233,7 +240,10 @@ class Sweep:
             for cell, content in zip(self._cells(), contents, strict=True)
             for name, step, value in content["nonlinearity"]
         }
-        not_linear = {key[:2] for key, value in nonlinearity.items() if not is_linear(value)}
+        not_linear: dict[int, set] = {}
+        for (*cell, step, _, _), value in nonlinearity.items():
+            if not is_linear(value):
+                not_linear.setdefault(step, set()).add(tuple(cell))
         keys = ("L", "H", "step", "variable", "set")
         constant = [
             row | {"nonlinearity": nonlinearity[tuple(row[key] for key in keys)]}
@@ -243,14 +253,16 @@ class Sweep:
             "total": sum(content["seeds"] for content in contents),
             "diverged": sum(content["diverged"] for content in contents),
             "predicted_cells": len({cell[:2] for cell in nonlinearity}),
-            "not_linear_cells": len(not_linear),
-            "not_linear_up_to": max((L * H for L, H in not_linear), default=0),
+            "not_linear": [
+                {"step": step, "cells": len(found), "up_to": max(L * H for L, H in found)}
+                for step, found in sorted(not_linear.items())
+            ],
         }
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
         fits = fit_rates(rows, reference_error=floors)
         damaged = self.cells.damaged
-        return SweepResult(rows, weak, fits, constant, limit, runs, damaged)
+        return SweepResult(rows, weak, fits, constant, constant_trends(rows), limit, runs, damaged)
 
     def _solve_limit(self) -> tuple[LimitRun, dict]:
         setting = self.study.setting

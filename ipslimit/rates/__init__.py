@@ -4,10 +4,11 @@ The errors of a run are read by `table`; `noise` resamples the seeds; `leastsqua
 estimator behind every random fit; `single` fits one exponent, `joint` the model
 a/L + b L^-g H^-h; `settings` holds the rules, fixed beforehand; `fit` walks through a study and
 collects what came out. `trend` fits the slope of an error in any other size, such as the number of
-tokens; `constant` compares the fluctuation with its prediction, without a fit.
+tokens; `constant` compares the fluctuation
+with its prediction, without a fit, and fits the prediction's own trend in L.
 """
 
-from .constant import constant_ratios
+from .constant import constant_ratios, constant_trends
 from .fit import RateFits, fit_rates
 from .joint import JointFit
 from .single import RateFit
@@ -19,6 +20,7 @@ __all__ = [
     "RateFits",
     "Trend",
     "constant_ratios",
+    "constant_trends",
     "fit_rates",
     "fit_slopes",
     "fit_trend",
