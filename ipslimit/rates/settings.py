@@ -37,6 +37,8 @@ class Settings:
             "least_sizes": LEAST_SIZES,
             "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error; fluctuation of "
             f"sampled laws: error >= {QUADRATURE_FLOOR:g} x the quadrature error",
+            "offset": "bias, where the limit's own error is not given: the shift to a fit with a "
+            "constant offset is added to the range",
             "correction": f"random terms: factor exp(k/s + k'/s^2), k and k' ~ N(0, "
             f"{self.correction:g}^2), s = L in fits in L and L H in fits in H; "
             "bias: k/L fitted freely with weight L",
@@ -84,7 +86,9 @@ def _window(window):
 
 
 def reference_errors(given, cases):
-    """The limit's own error by (step, variable), from one number or a mapping."""
+    """The limit's own error by (step, variable), from one number, a mapping, or None (unknown)."""
+    if given is None:
+        return dict.fromkeys(cases)
     if not isinstance(given, Mapping):
         given = dict.fromkeys(cases, given)
     missing = sorted({v for step, v in cases if (step, v) not in given and v not in given})

@@ -10,6 +10,7 @@ from .leastsquares import BEYOND, Undetermined, corrections, estimate
 
 # At least three sizes: through two any line passes, and an interval would be made of nothing.
 LEAST_SIZES = 3
+OFFSET = "the limit's own error is not given: a constant offset is allowed for"
 FEW = "through three sizes any correction passes, so the range may be too narrow; add sizes"
 # Bias and total contain the limit's own error delta. At error = 10 delta a tenth may be false,
 # which moves a corrected slope by about 0.2: nearer to delta a size spoils more than it tells.
@@ -30,10 +31,13 @@ class Floor:
         Error of what is measured from, which may move a cell's error by as much, either way.
     quadrature : float
         The same of one that is independent of the seeds' draws.
+    unknown : bool
+        Whether what is measured from has an error of which nothing is known; not in the above.
     """
 
     reference: float = 0.0
     quadrature: float = 0.0
+    unknown: bool = False
 
     def clears(self, cell):
         """Whether the cell's error stands clear of the floor."""
@@ -272,7 +276,8 @@ def fit_range(cells, settings, floor):
     is the centre +- the largest shift to the plain fit or, without one size, the same fit (the
     plain one if only three sizes are there, which is noted: nothing is left then to see a curvature
     beyond k/L by) -- both ways, since a correction of higher order
-    moves all these fits to one side of the truth -- plus the reach of the limit's error.
+    moves all these fits to one side of the truth -- plus the reach of the limit's error. Where that
+    is not given, the shift to a fit with a constant offset takes the place of its reach.
     """
     cells, diverged, notes = choose(cells, floor)
     sizes = need_sizes(cells, "L", notes)
@@ -287,6 +292,9 @@ def fit_range(cells, settings, floor):
     if len(cells) == LEAST_SIZES:
         notes.append(FEW)
     half = max(map(abs, shifts)) + floor.reach(centre[1], cells)
+    if floor.unknown:
+        notes.append(OFFSET)
+        half += abs(_with_offset(size)[1] @ y - centre[1] @ y)
     exponent = float(centre[1] @ y)
     return {
         "exponent": exponent,
@@ -309,7 +317,25 @@ def _constant(log_constant):
     return math.exp(log_constant) if abs(log_constant) < 700 else None
 
 
-def _line(size, corrected):
-    columns = [np.ones_like(size), np.log(size)] + ([1 / size] if corrected else [])
+def estimated_offset(cells):
+    """Size of a constant that the biases of these cells have beside a power of L; 0 from too few.
+
+    It is what the limit's own error looks like, where that is not known.
+    """
+    cells = [c for c in cells if len(c.seeds) and c.errors.any()]
+    if len(cells) < LEAST_SIZES:
+        return 0.0
+    y = np.array([c.log_error for c in cells])
+    relative = float(_with_offset(np.array([c.L for c in cells]))[-1] @ y)
+    return abs(math.exp(y[-1]) * math.expm1(-relative))
+
+
+def _with_offset(size):
+    """The corrected line with a constant offset, which grows like L relative to a bias ~ 1/L."""
+    return _line(size, len(size) > LEAST_SIZES, [size / size.max()])
+
+
+def _line(size, corrected, more=()):
+    columns = [np.ones_like(size), np.log(size)] + ([1 / size] if corrected else []) + [*more]
     weight = size if corrected else np.ones_like(size)
     return np.linalg.pinv(np.column_stack(columns) * weight[:, None]) * weight
