@@ -189,8 +189,8 @@ def fit_rates(
     plus or minus its largest shift to the plain fit or without one size. Where the limit's own
     error is not given, the shift to a fit with a constant offset is added to the range, and the
     offset found counts as the limit's error in the total (0 where there is no bias to find it in).
-    In simulations with 5 or 6 sizes this range holds -1 in 94 to 100 % of cases for offsets up to
-    30 % of the smallest bias; a range that takes the limit as exact, in 35 to 86 % from 3 % on.
+    In simulations with 5 to 7 sizes this range holds -1 in 95 to 100 % of cases for offsets up to
+    30 % of the smallest bias; a range that takes the limit as exact, in 36 to 88 % from 3 % on.
     """
     settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
     groups = read_table(table)
