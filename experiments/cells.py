@@ -22,7 +22,7 @@ _SIZES = {"step": int, "variable": str, "set": str, "L": int, "error": NUMBER}
 FORM = {
     "rows": [_SIZES | {"term": str, "norm": str, "H": NUMBER, "seed": int}],
     "weak": [_SIZES | {"H": NUMBER, "seeds": int, "standard_error": NUMBER}],
-    "seeds": int, "diverged": int, "linear": (bool, type(None)),
+    "seeds": int, "diverged": int, "nonlinearity": [list],
 }  # fmt: skip
 
 
@@ -72,18 +72,19 @@ def measure_cell(
     if count is None:
         rows = bias_table(whole, limit)
         diverged = int(whole.diverged.sum())
-        return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "linear": None}
+        return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "nonlinearity": []}
     run = _train_in_parts(study, device, depth, count, together)
-    predicted = None
+    predicted, nonlinearity = None, []
     if study.constant and setting.law == "atoms":
         problem, rule = setting.make_problem(), setting.make_rule()
         predicted = predict_fluctuation(problem, rule, run, device, together)
+        nonlinearity = [[*key, value] for key, value in predicted.nonlinearity.items()]
     return {
         "rows": error_table(run, whole, limit, predicted),
         "weak": weak_table(run, limit, limit.loss),
         "seeds": len(run.seeds),
         "diverged": int(run.diverged.sum()),
-        "linear": None if predicted is None else predicted.status == "linear",
+        "nonlinearity": nonlinearity,
     }
 
 
@@ -131,7 +132,7 @@ def cell_cost(study: Study, depth: int, count: int | None) -> int:
     if count is None:
         passes = stored
     else:
-        predicted = 4 * stored if study.constant and exact else 0
+        predicted = 3 * stored if study.constant and exact else 0
         passes = seeds * ((min(count, stored) if exact else count) + predicted)
     tokens = setting.contexts * setting.tokens
     return (setting.steps + 1) * depth * passes * tokens * (setting.d + setting.tokens)

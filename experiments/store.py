@@ -18,7 +18,7 @@ from typing import NoReturn
 
 # Raised whenever what a cell holds, or how its numbers come about, changes: cells that an older
 # version left in a folder must not be taken for this one's.
-FORMAT = 3
+FORMAT = 4
 
 
 class DamagedFile(ValueError):

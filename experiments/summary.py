@@ -144,10 +144,20 @@ def _constants(result: SweepResult) -> list[str]:
         for depth in sorted({depth for depth, _ in chosen}):
             cells = (_ratio(chosen.get((depth, h))) for h in heads)
             lines.append(f"L={depth}".rjust(12) + "".join(cell.rjust(19) for cell in cells))
-    if result.runs["not_linear_cells"]:
+    return [*lines, *_trends(result), *result.not_linear()]
+
+
+def _trends(result: SweepResult) -> list[str]:
+    rows = [row for row in result.trends if row["set"] == "train"]
+    if not rows:
+        return []
+    lines = ["sqrt(L H) x predicted fluctuation goes like L^g; of (L H)^-1/2 g = 0 [95 % interval]"]
+    for row in rows:
+        note = f" ({row['note']})" if row["note"] else ""
+        low, high = row["ci95"]
         lines.append(
-            f"{result.runs['not_linear_cells']} of {result.runs['predicted_cells']} cells respond "
-            "not linearly (over 5 % between two difference steps): their constants mean little"
+            f"step {row['step']} {row['variable']}".ljust(12)
+            + f"g = {row['slope']:+.2f} [{low:+.2f}, {high:+.2f}]{note}"
         )
     return lines
 

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from ipslimit.checks import resolve_device
 from ipslimit.errors import quadrature_table
-from ipslimit.rates import RateFits, constant_ratios, fit_rates
+from ipslimit.fluctuation import LINEAR_TOLERANCE, is_linear
+from ipslimit.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from solvers import LimitRun, solve_limit
 from solvers.memory import SHARE, available
 
@@ -55,13 +56,16 @@ class SweepResult:
         The tables of `ipslimit.errors`.
     fits : RateFits
     constant : list of dict
-        From `ipslimit.rates.constant_ratios`.
+        From `ipslimit.rates.constant_ratios`, with the cell's "nonlinearity".
+    trends : list of dict
+        From `ipslimit.rates.constant_trends`.
     limit : dict
         "error", "status", "message", "elements" of the limit, its quadrature error and the "nodes"
         that it and the models with the whole law hold.
     runs : dict
-        "total" and "diverged" particle runs, and "linear": cells whose predicted response was
-        linear, of those predicted.
+        "total" and "diverged" particle runs, "predicted_cells", and "not_linear": by step, how many
+        of these "cells" do not respond linearly at the size of their noise, and the largest L H of
+        them, "up_to".
     damaged : list of str
         Result files that could not be trusted and were computed again.
     """
@@ -70,6 +74,7 @@ class SweepResult:
     weak: list[dict]
     fits: RateFits
     constant: list[dict]
+    trends: list[dict]
     limit: dict
     runs: dict
     damaged: list[str]
@@ -82,6 +87,20 @@ class SweepResult:
             if theory is not None and fit.at in ("all", "inf"):
                 found.append(fit.as_dict() | {"theory": theory, "z": fit.z(theory)})
         return found
+
+    def not_linear(self) -> list[str]:
+        """What to say of cells whose fluctuation is too large for a linear response; or nothing."""
+        parts = [
+            f"step {row['step']}: {row['cells']} of {self.runs['predicted_cells']}, L H up to "
+            f"{row['up_to']}"
+            for row in self.runs["not_linear"]
+        ]
+        if not parts:
+            return []
+        return [
+            f"cells that depart by over {100 * LINEAR_TOLERANCE:g} % from a linear response, at "
+            f"the size of their noise ({'; '.join(parts)}): measured / predicted may not be 1"
+        ]
 
     def as_dict(self) -> dict:
         """The content of rates.json."""
@@ -99,6 +118,7 @@ class SweepResult:
             "joint": fits["joint"],
             "shares": fits["shares"],
             "constant": self.constant,
+            "constant_trends": self.trends,
             "runs": self.runs,
             "at_initialisation": self.against_theory(),
             "refused": fits["refused"],
@@ -228,12 +248,28 @@ class Sweep:
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
         rows = [row for content in contents for row in content["rows"]] + limit["quadrature"]
         weak = [row for content in contents for row in content["weak"]]
-        linear = [content["linear"] for content in contents if content["linear"] is not None]
+        nonlinearity = {
+            (*cell, step, name[-1], "probe" if name.startswith("probe") else "train"): value
+            for cell, content in zip(self._cells(), contents, strict=True)
+            for name, step, value in content["nonlinearity"]
+        }
+        not_linear: dict[int, set] = {}
+        for (*cell, step, _, _), value in nonlinearity.items():
+            if not is_linear(value):
+                not_linear.setdefault(step, set()).add(tuple(cell))
+        keys = ("L", "H", "step", "variable", "set")
+        constant = [
+            row | {"nonlinearity": nonlinearity[tuple(row[key] for key in keys)]}
+            for row in constant_ratios(rows)
+        ]
         runs = {
             "total": sum(content["seeds"] for content in contents),
             "diverged": sum(content["diverged"] for content in contents),
-            "predicted_cells": len(linear),
-            "not_linear_cells": linear.count(False),
+            "predicted_cells": len({cell[:2] for cell in nonlinearity}),
+            "not_linear": [
+                {"step": step, "cells": len(found), "up_to": max(L * H for L, H in found)}
+                for step, found in sorted(not_linear.items())
+            ],
         }
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
@@ -242,7 +278,7 @@ class Sweep:
             floors[step, "theta"] = dict(errors)
         fits = fit_rates(rows, reference_error=floors)
         damaged = self.cells.damaged
-        return SweepResult(rows, weak, fits, constant_ratios(rows), limit, runs, damaged)
+        return SweepResult(rows, weak, fits, constant, constant_trends(rows), limit, runs, damaged)
 
     def _solve_limit(self, memory: int | None) -> tuple[LimitRun, dict]:
         setting, quadrature = self.study.setting, self.study.setting.quadrature()

@@ -337,6 +337,29 @@ def test_error_of_the_limit_widens_the_range():
     assert 0.02 < loose.syst - exact.syst < 0.1
 
 
+def test_a_limit_of_unknown_error_is_allowed_for():
+    """Off by a constant, as from a limit that is not exact: the bias seems to fall more slowly."""
+    off = {L: value + 2e-4 * L for L, value in SEEN.items()}  # 2e-4 is a tenth of the last bias
+    exact, unknown = (fit_rates(bias_rows(off), reference_error=e).fits[0] for e in (0.0, None))
+    assert not exact.contains(-1) and unknown.contains(-1)
+    assert unknown.exponent == exact.exponent
+    assert "limit's own error is not given" in unknown.note and exact.note == ""
+    # where there is no offset, little is lost
+    exact, unknown = (fit_rates(bias_rows(), reference_error=e).fits[0] for e in (0.0, None))
+    assert 1 < unknown.syst / exact.syst < 1.3
+
+
+def test_an_offset_found_in_the_bias_counts_as_the_limits_error_in_the_total():
+    off = {L: value + 2e-4 * L for L, value in SEEN.items()}
+    table = bias_rows(off) + seed_rows("total", heads=(16, 10**8))
+    assert fit_rates(table).select(term="total", size="L", at=16)
+    # at 1e8 heads all errors lie below ten times the offset
+    refused = [r for r in fit_rates(table).refused if (r["in"], r["at"]) == ("L", 10**8)]
+    assert refused and "below 10 x the limit's error" in refused[0]["reason"]
+    alone = [r for r in table if r["term"] == "total"]
+    assert fit_rates(alone).select(size="L", at=10**8)  # there is nothing to find it in
+
+
 def test_window_is_obeyed_and_stated():
     result = fit_rates(seed_rows(heads=HEADS), window={"L": (8, 64), "H": (16, math.inf)})
     assert all(f.window == (8, 16, 32, 64) for f in result.select(size="L"))
@@ -393,7 +416,7 @@ def test_a_fit_range_through_three_sizes_says_that_it_may_be_too_narrow():
     # a correction in 1/L and in 1/L^2, as that of theta: three sizes miss the true exponent -1
     def fit(depths):
         bias = {L: 1 - 1.2 / L + 2 / L**2 for L in depths}
-        return fit_rates(bias_rows(bias)).fits[0]
+        return fit_rates(bias_rows(bias), reference_error=0.0).fits[0]
 
     three, six = fit(DEPTHS[:3]), fit(DEPTHS)
     assert not three.contains(-1) and "three sizes" in three.note and "too narrow" in three.note
@@ -437,7 +460,8 @@ def test_dictionary_is_plain_json_with_the_promised_keys():
 
 
 def test_table_for_people():
-    result = fit_rates(bias_rows() + seed_rows(heads=HEADS) + seed_rows("total", heads=HEADS))
+    table = bias_rows() + seed_rows(heads=HEADS) + seed_rows("total", heads=HEADS)
+    result = fit_rates(table, reference_error=0.0)
     lines = str(result).splitlines()
     assert lines[1].endswith("-1.00 [-1.02, -0.98], 6 sizes, fit range")
     assert "6 sizes x 16 seeds" in lines[2]

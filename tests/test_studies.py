@@ -26,6 +26,7 @@ from experiments.studies.finding import write_finding
 from experiments.studies.report import read_finding, report
 from experiments.studies.scaling import SymmetricSetting
 from experiments.study import Setting
+from ipslimit.rates import equivalence
 from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER
 
 SMALL = {"d": 3, "m": 2, "tokens": 3, "contexts": 2, "probes": 0, "atoms": 4, "eps": 0.1}
@@ -211,6 +212,39 @@ def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
     shown = [m for m in lines if "minus without" not in m["what"]]
     assert all(m["verdict"] and m["verdict"] in m["text"] for m in shown)
     assert shown or name in ("steps", "causal")
+
+
+def test_differences_have_half_widths_and_verdicts_of_their_intervals(folders):
+    for name, kept in (("causal", {"bias", "fluctuation"}), ("uniform", {None})):
+        finding = read_finding(folders[name])
+        (rows,) = (t["rows"] for t in finding["tables"] if t["name"] == "differences")
+        assert {row.get("term") for row in rows} == kept
+        for row in rows:
+            assert row["half-width"] == pytest.approx((row["high"] - row["low"]) / 2)
+            expected = equivalence((row["low"], row["high"]))
+            assert row["verdict"] in (expected, "ascent has not ended")
+            assert f"{row['half-width']:.2f}" in finding["sentence"] or name == "causal"
+
+
+def test_contexts_of_an_ascent_that_has_not_ended_decide_nothing():
+    """Same draws, same exponent; only how far the search came is another."""
+    rows, about = [], {"step": 5, "term": "total", "norm": "sup", "H": 4.0}
+    for L in (4, 8, 16, 32, 64, 128):
+        for seed in range(16):
+            for k, name in enumerate(uniform.SETS):
+                scatter = 1 + 0.3 * math.sin(7 * seed + L)
+                rows += [about | {"variable": v, "set": name, "L": L, "seed": seed,
+                                  "error": (k + 1) * L**-0.5 * scatter} for v in "xp"]  # fmt: skip
+    gains = [
+        {"variable": v, "set": name, "H": 4, "gain of the last quarter": late}
+        for name in uniform.SETS[2:]
+        for v, late in (("x", 1.02), ("p", 1.2))
+    ]
+    found = uniform.differences(rows, {"x": 0.0, "p": 0.0}, gains)
+    verdicts = {(row["variable"], row["set"]): row["verdict"] for row in found}
+    assert len(verdicts) == 6 and all(abs(row["difference"]) < 1e-9 for row in found)
+    assert verdicts["x", "mean of the worst"] == verdicts["p", "training"] == "alike within 0.1"
+    assert verdicts["p", "mean of the worst"] == "ascent has not ended"
 
 
 def test_the_crossover_of_exact_power_laws():

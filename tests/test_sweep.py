@@ -83,6 +83,10 @@ def test_rates_json_holds_what_is_promised(finished):
     assert keys == [tuple(s[n] for n in names) for s in rates["shares"]] and keys
     for row in rates["constant"]:
         assert math.isfinite(row["ratio"]) and row["ci95"][0] <= row["ratio"] <= row["ci95"][1]
+        # at full size: the run's own departure over all layers, or the mirrored one
+        assert row["nonlinearity"] > 0
+    cases = {(row["step"], row["variable"], row["set"]) for row in rates["constant_trends"]}
+    assert cases == {(s, v, w) for s in (0, 2) for v in "xp" for w in ("train", "probe")}
     assert {row["at"] for row in rates["at_initialisation"]} == {"all", "inf"}
 
 
@@ -219,8 +223,13 @@ def test_summary_shows_exponents_constants_and_theory(finished):
         "fluctuation",
         "H=16",
         "theory -0.50",
+        "x predicted fluctuation goes like L^g",
     ):
         assert words in text
+    # one head in two layers is far from linear
+    (bent,) = (row for row in result.runs["not_linear"] if row["step"] == 2)
+    assert 1 <= bent["cells"] <= result.runs["predicted_cells"] == 9
+    assert f"step 2: {bent['cells']} of 9, L H up to {bent['up_to']}" in text
     assert len(summary(result, everything=True)) > 2 * len(text)
     # and what each exponent of the fluctuation in L allows, as rates.json has it
     (fit,) = result.fits.select(step=2, variable="x", term="fluctuation", size="L", at="all",

@@ -132,9 +132,7 @@ def sweep_notes(results: dict[str, SweepResult]) -> list[str]:
         if result.runs["diverged"]:
             diverged, total = result.runs["diverged"], result.runs["total"]
             notes.append(f"{prefix}{diverged} of {total} runs diverged; they are left out of means")
-        if result.runs["not_linear_cells"]:
-            cells, total = result.runs["not_linear_cells"], result.runs["predicted_cells"]
-            notes.append(f"{prefix}{cells} of {total} cells do not respond linearly to their draws")
+        notes += [prefix + text for text in result.not_linear()]
         notes += [f"{prefix}damaged result file: {text}" for text in result.damaged]
     return notes
 

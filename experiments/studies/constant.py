@@ -7,12 +7,15 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from ..plots import NAMES, SMALL, caption, look
+from ipslimit.fluctuation import is_linear
+
+from ..plots import NAMES, SMALL, caption, cells_of, look
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table
-from .panels import label, legend, page
+from .panels import label, legend, legend_outside, page, rms
 
 # From this L H on the ratios are summed up; smaller cells are in table and figure.
 ASYMPTOTIC = 500
@@ -23,7 +26,10 @@ class Constant(ClauseStudy):
     """Is the size of the fluctuation, not only its exponent, the one that theory predicts?
 
     The prediction is the linear response of the whole-law model to the very draws of the run
-    (`ipslimit.fluctuation`); nothing is fitted.
+    (`ipslimit.fluctuation`); nothing is fitted. The ratio of measured to predicted tends to 1 as H
+    grows at fixed L wherever the state is differentiable in the weights of its heads, whatever the
+    exponent in L. A wrong exponent shows in the prediction itself: sqrt(L H) times it would go
+    like a power of L, and the slope of that is fitted.
     """
 
     setting: Annotated[Setting, Flat] = Setting(steps=20, record=(0, 1, 5, 20), probes=0)
@@ -33,9 +39,9 @@ class Constant(ClauseStudy):
     THEORY: ClassVar[str] = (
         "sqrt(L H) times the fluctuation tends to a law that is known without a fit: the linear "
         "response to the multinomial noise of the draws. rms(measured) / rms(predicted) -> 1 as "
-        "L H grows, at every training step."
+        "L H grows, at every training step, and sqrt(L H) x predicted does not depend on L."
     )
-    QUICK: ClassVar[Sizes] = Sizes((4, 16, 64), (1, 8, 64, 512), 12)
+    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (1, 8, 64, 512), 12)
     FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (1, 8, 64, 512, 4096), 16)
 
     def check(self) -> None:
@@ -49,35 +55,56 @@ class Constant(ClauseStudy):
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting, constant=True)], progress)
         rows = [row for row in result.constant if row["set"] == "train"]
+        trends = [row for s in self.setting.recorded for v in "xp" for row in result.trends
+                  if (row["step"], row["variable"], row["set"]) == (s, v, "train")]  # fmt: skip
         if not rows:
             raise StudyError("no cell has both a measured and a predicted fluctuation")
         words = caption(self.setting) + f"; {self.sizes.seeds} seeds"
         summed = [s for step in self.setting.recorded for v in "xp" if (s := _sum(rows, step, v))]
-        columns = ["step", "variable", "L", "H", "ratio", "low", "high", "residual", "seeds",
-                   "diverged"]  # fmt: skip
+        columns = ["step", "variable", "L", "H", "ratio", "low", "high", "residual",
+                   "nonlinearity", "seeds", "diverged"]  # fmt: skip
         table = [
             {name: row[name] for name in columns if name not in ("low", "high")}
             | dict(zip(("low", "high"), row["ci95"] or (None, None), strict=True))
             for row in rows
         ]
+        slopes = [
+            {name: row[name] for name in ("step", "variable", "slope")}
+            | dict(zip(("low", "high"), row["ci95"], strict=True))
+            | {name: row[name] for name in ("seeds", "diverged", "note")}
+            for row in trends
+        ]
         return self.finding(
-            _sentence(summed),
+            f"{_sentence(summed)} {_trend_sentence(trends, self.setting.recorded[-1])}".strip(),
             measured=[
                 Measured(
                     f"ratio, {s['variable']}, step {s['step']}, cells with L H >= {ASYMPTOTIC}",
                     "1", s["mean"], (s["least"], s["largest"]), "range over cells",
                 )
                 for s in summed
+            ]
+            + [
+                Measured(f"slope in L of sqrt(L H) x predicted, {t['variable']}, step {t['step']}",
+                         "0", t["slope"], tuple(t["ci95"]))
+                for t in trends
             ],
             tables=[
-                Table("constant", "Measured over predicted rms of the fluctuation", columns, table),
-                Table("summary", f"Cells with L H >= {ASYMPTOTIC}", list(summed[0]), summed),
-            ] if summed else [Table("constant", "Measured over predicted", columns, table)],
+                Table("constant", "Measured over predicted rms of the fluctuation", columns, table)
+            ]
+            + ([Table("summary", f"Cells with L H >= {ASYMPTOTIC}", list(summed[0]), summed)]
+               if summed else [])
+            + ([Table("trends", "sqrt(L H) x predicted goes like L^slope", list(slopes[0]), slopes)]
+               if slopes else []),
             pictures=[Picture("constant", figure(rows, self.setting.recorded, words), (
                 "Above: rms(measured) / rms(predicted), with 95 % intervals over paired seeds. "
                 "Below: what is left path by path, rms(measured - predicted) / rms(measured); "
-                "the line falls like (L H)^-1/2, as a next order would."))],
-            numbers={"constant": result.constant, "runs": result.runs, "limit": result.limit},
+                "the line falls like (L H)^-1/2, as a next order would. White: the response "
+                "departs by over 10 % from its linear part at the size of the noise.")),
+                Picture("trend", trend_figure(result.rows, trends, self.setting.recorded, words), (
+                "sqrt(L H) times the predicted fluctuation (rms over seeds), and L^slope as fitted "
+                "over all H. Dotted: what an error of order L^-1/3 would do."))],
+            numbers={"constant": result.constant, "trends": result.trends, "runs": result.runs,
+                     "limit": result.limit},
             notes=sweep_notes({"": result}),
         )  # fmt: skip
 
@@ -117,6 +144,21 @@ def _sentence(summed: list[dict]) -> str:
     )
 
 
+def _trend_sentence(trends: list[dict], step: int) -> str:
+    """What the prediction itself says of the exponent in L, at the last step compared."""
+    found = [
+        f"{t['slope']:+.2f} [{t['ci95'][0]:+.2f}, {t['ci95'][1]:+.2f}] ({t['variable']})"
+        for t in trends if t["step"] == step
+    ]  # fmt: skip
+    if not found:
+        return ""
+    return (
+        f"The predicted constant, sqrt(L H) times the predicted fluctuation, goes at step {step} "
+        f"with L to the power {', '.join(found)}, where the ratio is blind: 0 for (L H)^-1/2, "
+        "+1/6 for L^-1/3."
+    )
+
+
 def figure(rows: list[dict], steps, words: str) -> Figure:
     """Ratios and residuals against L H; a column a step."""
     out, axes = page(4, len(steps), 1.6, words, sharex=True, sharey="row")
@@ -136,6 +178,10 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
                     ms=3, lw=0.8, label=f"H={heads:g}",
                 )  # fmt: skip
                 below.plot(x, [r["residual"] for r in cells], **style, ms=3, lw=0)
+                bent = [r for r in cells if not is_linear(r["nonlinearity"])]
+                for axis, name in ((above, "ratio"), (below, "residual")):
+                    axis.plot([r["L"] * r["H"] for r in bent], [r[name] for r in bent],
+                              **style | {"mfc": "white"}, ms=3, lw=0, zorder=3)  # fmt: skip
             below.set(xscale="log", yscale="log")
             sizes = np.array(sorted({r["L"] * r["H"] for r in chosen}), dtype=float)
             first = max(r["residual"] for r in chosen)
@@ -148,4 +194,38 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
         label(axis, x="L H")
     legend(axes[0, -1], loc="upper right", ncols=2, fontsize=SMALL - 0.5, handletextpad=0.1,
            columnspacing=0.6)  # fmt: skip
+    return out
+
+
+def trend_figure(rows: list[dict], trends: list[dict], steps, words: str) -> Figure:
+    """sqrt(L H) x predicted against L, and the power of L that was fitted; a column a step."""
+    out, axes = page(2, len(steps), 2.0, words, sharex=True)
+    for column, step in enumerate(steps):
+        for axis, variable in zip(axes[:, column], "xp", strict=True):
+            cells = cells_of(rows, step, variable).get("predicted", {})
+            scaled = {(d, h): rms(e) * np.sqrt(d * h) for (d, h), e in cells.items()}
+            for i, heads in enumerate(sorted({h for _, h in scaled})):
+                points = [(d, value) for (d, h), value in scaled.items() if h == heads]
+                axis.plot(*zip(*points, strict=True), **look(i), ms=3, lw=0, label=f"H={heads:g}")
+            depths = np.array(sorted({d for d, _ in scaled}))
+            middle, level = (np.exp(np.mean(np.log(v))) for v in (depths, [*scaled.values()]))
+            ends = np.geomspace(depths[0], depths[-1], 50)
+            axis.plot(ends, level * (ends / middle) ** (1 / 6), color="0.6", lw=0.8, ls=":")
+            label(axis, title=f"step {step}" if variable == "x" else None)
+            for row in trends:
+                if (row["step"], row["variable"]) == (step, variable):
+                    axis.plot(ends, level * (ends / middle) ** row["slope"], color="black", lw=0.9)
+                    text = Measured("", "", row["slope"], tuple(row["ci95"]))
+                    axis.text(0.03, 0.03, f"slope {text}", fontsize=SMALL - 0.5,
+                              transform=axis.transAxes)  # fmt: skip
+            axis.set_xscale("log")
+            axis.set_xticks(depths, [f"{d:g}" for d in depths])
+            axis.xaxis.set_minor_locator(NullLocator())
+            low, high = axis.get_ylim()
+            axis.set_ylim(low - 0.15 * (high - low), high)  # room for the text
+            if column == 0:
+                label(axis, y=f"{NAMES[variable]}\n√(L H) × predicted")
+    for axis in axes[-1]:
+        label(axis, x="depth L")
+    legend_outside(out, axes[0, 0])
     return out

@@ -1,8 +1,9 @@
 """Errors at given trained heads as functions of the context, and the contexts where they peak.
 
 The heads are frozen: x_{r+1} = x_r + Gamma(x_r; nu_r) / L through the particles' own heads,
-dX/ds = Gamma(X; nu_s) through the limit's, both from the same x_0. Both are differentiable in x_0
-through the kernel's autograd face, so the worst x_0 of a ball is sought by projected ascent.
+dX/ds = Gamma(X; nu_s) through the limit's, both from the same x_0; costates are the derivatives of
+a loss at the end. All are differentiable in x_0 through the kernel's autograd face, which gives
+first derivatives: so the worst x_0 of a ball is sought by projected ascent.
 """
 
 from __future__ import annotations
@@ -12,22 +13,27 @@ from collections.abc import Callable
 
 import torch
 
-from ipslimit import Heads, attention_field
+from ipslimit import Heads, Problem, attention_field
 from solvers import LimitRun
 
 # Runge-Kutta steps in depth: enough that their error is far below any error measured.
 STEPS = 16
+# Length of the displacement in a state by which first derivatives are differenced for second ones:
+# the truncation is of this order, rounding that of float64 over this.
+DISPLACEMENT = 1e-7
 
 
 @dataclasses.dataclass
 class FrozenError:
-    """Squared error of contexts: max over layers and tokens of |x_r - X(r/L)|^2.
+    """Squared error of contexts: max over layers and tokens of |x_r - X(r/L)|^2, or the same of p.
 
     Attributes
     ----------
     heads : Heads with leading dimensions (seeds, L)
     nodes : Heads at the 2 n + 1 depths i / (2 n), of the limit
     causal : bool
+    costate : callable x(1) -> p(1), optional
+        From `costate_at_end`: then errors are those of p.
 
     Errors are compared at n + 1 depths that are layers (all layers for L <= 32 or without a
     divisor of L between 16 and 32).
@@ -36,6 +42,7 @@ class FrozenError:
     heads: Heads
     nodes: Heads
     causal: bool
+    costate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
     def of(cls, heads: Heads, limit: LimitRun, step: int, causal: bool, finer: int = 1):
@@ -46,43 +53,110 @@ class FrozenError:
 
     def __call__(self, x0: torch.Tensor) -> torch.Tensor:
         """Errors (seeds, C) of contexts x0: (C, N, d), or (seeds, C, N, d) of each seed its own."""
-        limit, particles = self.limit(x0), self.particles(x0)
-        common = len(particles) - 1
-        finer = (len(limit) - 1) // common
-        if finer == 0:  # fewer depths than layers
-            particles = particles[:: common // (len(limit) - 1)]
-        else:
-            limit = limit[::finer]
-        gap = particles - limit
-        return gap.square().sum(-1).amax(dim=(0, -1))
+        skip, skip_limit = self._strides()
+        (own, loss), (limit, loss_of_limit) = (
+            self._values(path, x0) for path in (self._through_layers, self._through_depth)
+        )
+        gap = own[::skip] - limit[::skip_limit]
+        value = gap.square().sum(-1).amax(dim=(0, -1))
+        if self.costate is None or not x0.requires_grad:
+            return value
+        slope = self._slope(x0, gap, loss, loss_of_limit)
+        return value.detach() + slope - slope.detach()
 
     def particles(self, x0: torch.Tensor) -> torch.Tensor:
-        """x_r at all layers, (L+1, seeds, C, N, d)."""
-        seeds, depth = self.heads.lead
-        x = x0.expand(seeds, *x0.shape[-3:])
-        states = [x]
-        for r in range(depth):
-            x = x + attention_field(x, self.heads[:, r], self.causal) / depth
-            states.append(x)
-        return torch.stack(states)
+        """x_r, or p_r, at all layers, (L+1, seeds, C, N, d)."""
+        return self._values(self._through_layers, x0)[0]
 
     def limit(self, x0: torch.Tensor) -> torch.Tensor:
-        """X at n + 1 depths, (n+1, ..., C, N, d), by the Runge-Kutta scheme of order 4."""
+        """X, or P, at n + 1 depths, (n+1, seeds or 1, C, N, d), by a scheme of order 4."""
+        return self._values(self._through_depth, x0)[0]
+
+    def _strides(self) -> tuple[int, int]:
+        """Every which layer, and which depth of the limit, is compared."""
+        layers, depths = self.heads.lead[1], (self.nodes.lead[0] - 1) // 2
+        return max(1, layers // depths), max(1, depths // layers)
+
+    def _values(self, path: Callable, x0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x or p along the path, and for p the loss that it is the derivative of."""
+        loss = None
+        if self.costate is None:
+            values = path(x0)
+        else:
+            with torch.enable_grad():
+                states = path(x0 if x0.requires_grad else x0.detach().requires_grad_())
+                loss = self._loss_of(states)
+                values = torch.autograd.grad(loss.sum(), states, retain_graph=x0.requires_grad)
+        values = torch.stack(values)
+        return values if values.ndim == 5 else values[:, None], loss
+
+    def _loss_of(self, states: list[torch.Tensor]) -> torch.Tensor:
+        """What has p as its derivative in the states, a number for each seed and context."""
+        return (states[-1] * self.costate(states[-1])).sum((-1, -2))
+
+    def _slope(self, x0: torch.Tensor, gap: torch.Tensor, *losses: torch.Tensor) -> torch.Tensor:
+        """A value (seeds, C) with the derivative of the error of p in x0.
+
+        At the layer and token where it is largest, |p - P|^2 has the derivative of 2 <c, p - P>
+        with c = p - P held fixed; and <c, p_r> is how fast the loss changes as x_r is displaced
+        along c. So first derivatives of the loss, with and without a displacement, are all that is
+        needed.
+        """
+        square = gap.square().sum(-1).movedim(0, -2)  # (seeds, C, depths, N)
+        flat = square.flatten(-2)
+        worst = torch.zeros_like(flat).scatter_(-1, flat.argmax(-1, keepdim=True), 1.0)
+        size = flat.amax(-1).sqrt()
+        c = gap * worst.view(square.shape).movedim(-2, 0)[..., None]
+        moved = DISPLACEMENT * c / size[..., None, None].clamp(min=torch.finfo(gap.dtype).tiny)
+        change = torch.zeros_like(size)
+        paths = (self._through_layers, self._through_depth)
+        for path, skip, loss, sign in zip(paths, self._strides(), losses, (1, -1), strict=True):
+            change = change + sign * (self._loss_of(path(x0, moved, skip)) - loss)
+        return 2 * size * change / DISPLACEMENT
+
+    def _through_layers(
+        self, x0: torch.Tensor, moved: torch.Tensor | None = None, skip: int = 1
+    ) -> list[torch.Tensor]:
+        """The states of all layers; every `skip`-th one is displaced by a part of `moved`."""
+        seeds, depth = self.heads.lead
+        x = x0.expand(seeds, *x0.shape[-3:])
+        states = []
+        for r in range(depth + 1):
+            if r > 0:
+                x = x + attention_field(x, self.heads[:, r - 1], self.causal) / depth
+            if moved is not None and r % skip == 0:
+                x = x + moved[r // skip]
+            states.append(x)
+        return states
+
+    def _through_depth(
+        self, x0: torch.Tensor, moved: torch.Tensor | None = None, skip: int = 1
+    ) -> list[torch.Tensor]:
+        """The limit's states after every Runge-Kutta step, displaced like those of the layers."""
         n = (self.nodes.lead[0] - 1) // 2
         h = 1.0 / n
 
         def field(x: torch.Tensor, node: int) -> torch.Tensor:
             return attention_field(x, self.nodes[node], self.causal)
 
-        x, states = x0, [x0]
-        for i in range(n):
-            a = field(x, 2 * i)
-            b = field(x + h / 2 * a, 2 * i + 1)
-            c = field(x + h / 2 * b, 2 * i + 1)
-            d = field(x + h * c, 2 * i + 2)
-            x = x + h / 6 * (a + 2 * b + 2 * c + d)
+        x, states = x0, []
+        for i in range(n + 1):
+            if i > 0:
+                node = 2 * (i - 1)
+                a = field(x, node)
+                b = field(x + h / 2 * a, node + 1)
+                c = field(x + h / 2 * b, node + 1)
+                d = field(x + h * c, node + 2)
+                x = x + h / 6 * (a + 2 * b + 2 * c + d)
+            if moved is not None and i % skip == 0:
+                x = x + moved[i // skip]
             states.append(x)
-        return torch.stack(states) if x0.ndim == 4 else torch.stack(states)[:, None]
+        return states
+
+
+def costate_at_end(problem: Problem, targets: torch.Tensor) -> Callable:
+    """x(1) -> p(1) of contexts with these targets, (C, .) or (seeds, C, .)."""
+    return lambda x: problem.loss_and_costate(x, targets)[1]
 
 
 def depth_steps(depth: int) -> int:

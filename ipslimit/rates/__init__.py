@@ -4,24 +4,31 @@ The errors of a run are read by `table`; `noise` resamples the seeds; `leastsqua
 estimator behind every random fit; `single` fits one exponent, `joint` the model
 a/L + b L^-g H^-h; `share` bounds what of a fluctuation may fall more slowly than -1/2, by the
 `profile` of its likelihood; `settings` holds the rules, fixed beforehand; `fit` walks through a
-study and collects what came out. `trend` fits the slope of an error in any other size, such as the
-number of tokens; `constant` compares the fluctuation with its prediction, without a fit.
+study and collects what came out; `paired` compares two studies that share their draws. `trend` fits
+the slope of an error in any other size, such as the number of tokens; `constant` compares the
+fluctuation with its prediction, without a fit, and fits the prediction's own trend in L.
 """
 
-from .constant import constant_ratios
+from .constant import constant_ratios, constant_trends
 from .fit import RateFits, fit_rates
 from .joint import JointFit
+from .paired import MARGIN, Difference, equivalence, exponent_differences
 from .share import Share
 from .single import RateFit
 from .trend import Trend, fit_slopes, fit_trend
 
 __all__ = [
+    "MARGIN",
+    "Difference",
     "JointFit",
     "RateFit",
     "RateFits",
     "Share",
     "Trend",
     "constant_ratios",
+    "constant_trends",
+    "equivalence",
+    "exponent_differences",
     "fit_rates",
     "fit_slopes",
     "fit_trend",

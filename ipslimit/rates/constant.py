@@ -1,4 +1,9 @@
-"""Measured over predicted fluctuation: the constant, checked without a fit."""
+"""The predicted fluctuation: measured over it, and how it goes with L.
+
+The ratio of measured to predicted needs no fit. It tends to 1 as H grows at fixed L wherever the
+state is differentiable in the weights, whatever the exponent in L: it cannot see a wrong one. The
+trend of sqrt(L H) times the prediction in L can.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,9 @@ from collections import defaultdict
 import numpy as np
 from scipy.stats import t as student
 
-from .settings import check_level
+from .settings import BOOTSTRAP, CORRECTION, check_level, check_settings
+from .single import Floor, Refused, fit_seeds
+from .table import read_table
 
 KEYS = ("step", "variable", "set", "L", "H")
 
@@ -69,6 +76,54 @@ def constant_ratios(table: list[dict], level: float = 0.95) -> list[dict]:
                 "seeds": int(finite.sum()),
                 "diverged": int((~finite).sum()),
             }
+        )
+    return found
+
+
+def constant_trends(table: list[dict], level: float = 0.95) -> list[dict]:
+    """How sqrt(L H) times the predicted fluctuation goes with L: like L^slope.
+
+    Parameters
+    ----------
+    table : list of mappings
+        As `constant_ratios` takes.
+    level : float
+        Of the intervals.
+
+    Returns
+    -------
+    list of dict with keys step, variable, set, slope, ci95 (named by the level in percent), sizes,
+    seeds, diverged and note: 1/2 more than the exponent in L of term "predicted" over all
+    cells, as `fit_rates` finds that of the fluctuation, with a constant for every H. Where that
+    refuses a fit, as from fewer than three depths, there is no entry.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a level that is no number between 0 and 1.
+
+    Notes
+    -----
+    If the fluctuation is of order (L H)^-1/2 the slope is 0 for large L, in law for every H. Where
+    a wider part of the layers responds the deeper the model is, as at a gradient that touches zero
+    tangentially, it is not: there ratios may well be 1, each at its own L.
+
+    The prediction is the response to a tenth of the noise. With a near-sign rule and so many heads
+    that this flips no sign, the trend is that of the response without flips, and the cells' own
+    nonlinearity (see `ipslimit.fluctuation`) says that it is not the one at full size.
+    """
+    settings = check_settings(None, CORRECTION, BOOTSTRAP, level, 0, False)
+    predicted = [row | {"term": "fluctuation"} for row in table if row["term"] == "predicted"]
+    found = []
+    for (step, variable, _, where), terms in (read_table(predicted) if predicted else {}).items():
+        try:
+            fit = fit_seeds(terms["fluctuation"], "L", "H", settings, Floor())
+        except Refused:
+            continue
+        found.append(
+            {"step": step, "variable": variable, "set": where, "slope": fit["exponent"] + 0.5}
+            | {f"ci{100 * level:g}": [end + 0.5 for end in fit["interval"]]}
+            | {name: fit[name] for name in ("sizes", "seeds", "diverged", "note")}
         )
     return found
 

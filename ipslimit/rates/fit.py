@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from numbers import Real
 
 from .joint import POWERS, JointFit, fit_joint
-from .settings import check_settings, reference_errors
+from .settings import BOOTSTRAP, CORRECTION, check_settings, reference_errors
 from .share import Share, find_share
-from .single import Floor, RateFit, Refused, fit_range, fit_seeds, plain
+from .single import Floor, RateFit, Refused, estimated_offset, fit_range, fit_seeds, plain
 from .table import read_table
 
 KEYS = ("step", "variable", "norm", "set")
@@ -118,10 +118,10 @@ class RateFits:
 def fit_rates(
     table,
     *,
-    reference_error=0.0,
+    reference_error=None,
     window=None,
-    correction=1.0,
-    bootstrap=2000,
+    correction=CORRECTION,
+    bootstrap=BOOTSTRAP,
     level=0.95,
     seed=0,
     shared_draws=False,
@@ -144,10 +144,11 @@ def fit_rates(
         "quadrature" (L = H = inf, one per scrambling, see `ipslimit.errors.quadrature_table`) say
         how well the nodes of a sampled law stand for it, see Notes.
     reference_error : float, or mapping from variable or (step, variable) to float
-        The limit solution's own error, in the units of the errors; instead of a float also a
-        mapping from every L to one, where it is known better at some depths than at others. Bias
-        and total cells below 10 times it are left out, and it widens their intervals; the
-        fluctuation, a difference of two particle runs, does not contain it.
+        The limit solution's own error, in the units of the errors (0.0 if it is exact); instead of
+        a float also a mapping from every L to one, where it is known better at some depths than at
+        others. Bias and total cells below 10 times it are left out, and it widens their intervals;
+        the fluctuation, a difference of two particle runs, does not contain it. By default it is
+        unknown, and estimated from the bias, see Notes.
     window : mapping, optional
         Smallest and largest size used, {"L": (8, 256), "H": (1, 4096)}; by default all sizes.
     correction : float
@@ -199,24 +200,19 @@ def fit_rates(
     same nodes: delta moves its constant, not its exponent, and is left out of its range.
 
     *Bias.* Nothing is random, so the interval is called a fit range: the fit with a free k/L,
-    plus or minus its largest shift to the plain fit or without one size.
+    plus or minus its largest shift to the plain fit or without one size. Where the limit's own
+    error is not given, the shift to a fit with a constant offset is added to the range, and the
+    offset found counts as the limit's error in the total (0 where there is no bias to find it in).
+    In simulations with 5 to 7 sizes this range holds -1 in 95 to 100 % of cases for offsets up to
+    30 % of the smallest bias; a range that takes the limit as exact, in 36 to 88 % from 3 % on.
     """
     settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
     groups = read_table(table)
-    cases = {(step, v) for step, v, _, _ in groups}
-    depths = {c.L for terms in groups.values() for cells in terms.values() for c in cells}
-    reference = reference_errors(reference_error, cases, depths - {math.inf})
+    reference = reference_errors(reference_error, groups)
     fits, joint, shares, refused = [], [], [], []
     for group, terms in groups.items():
         about = dict(zip(KEYS, group, strict=True))
-        own = Floor(reference[group[:2]])
-        scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
-        quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
-        floors = {
-            "bias": own,
-            "fluctuation": Floor(0.0, quadrature),
-            "total": own.plus(quadrature),  # of the bias too, which the draws do not average
-        }
+        floors = pop_floors(terms, reference[group[:2]])
         for term, cells in terms.items():
             cells = [c for c in cells if _inside(c, settings.window)]
             for size, at, part, fit in _tasks(term, cells, settings, floors[term]):
@@ -235,22 +231,35 @@ def fit_rates(
     return RateFits(fits, joint, shares, refused, settings.as_dict())
 
 
+def pop_floors(terms, reference):
+    """term -> Floor, from the limit's own error or None and the quadrature rows, taken out."""
+    unknown = reference is None
+    own = Floor(estimated_offset(terms.get("bias", ())) if unknown else reference)
+    scrambled = [c for c in terms.pop("quadrature", ()) if c.errors.any()]
+    quadrature = max((math.exp(c.log_error) for c in scrambled), default=0.0)
+    return {
+        "bias": Floor(unknown=True) if unknown else own,
+        "fluctuation": Floor(0.0, quadrature),
+        "total": own.plus(quadrature),  # of the bias too, which the draws do not average
+    }
+
+
 def _tasks(term, cells, settings, floor):
     """(size that varies, fixed size, cells, fit) of every single exponent of a term."""
     if term == "bias":
         yield "L", "inf", cells, lambda part: fit_range(part, settings, floor)
         return
+    for of, other, at, part in random_parts(term, cells):
+        yield of, at, part, lambda p, of=of, other=other: fit_seeds(p, of, other, settings, floor)
+
+
+def random_parts(term, cells):
+    """Every exponent over seeds: (size that varies, size with constants or None, at, cells)."""
     for of, other in (("L", "H"), ("H", "L")):
         for value in sorted({getattr(c, other) for c in cells}):
-            part = [c for c in cells if getattr(c, other) == value]
-            yield of, plain(value), part, lambda p, of=of: fit_seeds(p, of, None, settings, floor)
+            yield of, None, plain(value), [c for c in cells if getattr(c, other) == value]
         if term == "fluctuation":
-            yield (
-                of,
-                "all",
-                cells,
-                lambda p, of=of, other=other: fit_seeds(p, of, other, settings, floor),
-            )
+            yield of, other, "all", cells
 
 
 def _both_models(about, cells, settings, floor, refused):

@@ -113,12 +113,8 @@ def estimate(design, residual, noise, weight_variance, allowance, groupings):
             excess += (shift @ residual) ** 2
             excess -= np.einsum("pi,ij,pj->p", shift, explained, shift)
         syst[free] += np.maximum(0.0, excess) * (len(values) - 1) / len(values)
-    variances = np.diag(noise.covariance)
     degrees = np.array(
-        [
-            noise.degrees(row**2 * variances) if s > 0 else 1.0
-            for row, s in zip(mapping, stat, strict=True)
-        ]
+        [noise.degrees(row) if s > 0 else 1.0 for row, s in zip(mapping, stat, strict=True)]
     )
     return Estimate(mapping, stat, syst, degrees, np.diag(inverse), allowance)
 

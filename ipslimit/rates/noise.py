@@ -17,13 +17,13 @@ class Noise:
     """Covariance of the cells' log errors, and how far it can be trusted.
 
     `relative` is the variance over seeds of e^2 / mean(e^2) in each cell: 2/nu for a chi-square
-    law with nu degrees of freedom.
+    law with nu degrees of freedom. Cells of equal `groups` share their draws.
     """
 
     covariance: np.ndarray
     relative: np.ndarray
     seeds: np.ndarray
-    shared: bool
+    groups: np.ndarray
 
     def smooth_variance(self, columns):
         """Variance of y per cell for use in weights: smooth in the sizes, so hardly noisy itself.
@@ -36,35 +36,56 @@ class Noise:
         fitted = columns @ np.linalg.lstsq(columns, log_relative, rcond=None)[0]
         return np.maximum(np.exp(fitted), floor) / (4.0 * self.seeds)
 
-    def degrees(self, share):
-        """Degrees of freedom of a variance that sums the cells' variances with these shares.
+    def degrees(self, row):
+        """Degrees of freedom of the variance of a parameter, `row` its change per log error.
 
-        Satterthwaite's rule. The variance of n values with excess kurtosis kappa has
-        2(n-1)/(2+kappa) of them; kappa = 6 * relative as for chi-square laws, since a kurtosis
-        estimated from 8 or 16 seeds would be worse than any rule.
+        Satterthwaite's rule over the groups' shares of it. The variance of n values with excess
+        kurtosis kappa has 2(n-1)/(2+kappa) of them; kappa = 6 * relative as for chi-square laws,
+        since a kurtosis estimated from 8 or 16 seeds would be worse than any rule.
         """
         each = 2.0 * (self.seeds - 1) / (2.0 + 6.0 * self.relative.mean())
-        if self.shared:
-            return float(each.min())
-        return float(share.sum() ** 2 / np.sum(share**2 / each))
+        parts = np.outer(row, row) * self.covariance
+        own = [self.groups == group for group in np.unique(self.groups)]
+        share = np.array([parts[np.ix_(g, g)].sum() for g in own])
+        fewest = np.array([each[g].min() for g in own])
+        if not (share > 0).any():  # shared draws cancel, to below zero by rounding
+            return float(fewest.min())
+        share = np.maximum(share, 0.0)
+        return float(share.sum() ** 2 / np.sum(share**2 / fewest))
 
 
 def resample(cells, bootstrap, seed, shared):
     """Bootstrap over seeds: the `Noise` of the log errors of `cells`.
 
-    The resampling indices come from `seed` alone, so a cell's variance does not depend on which
-    other cells a study has.
+    Parameters
+    ----------
+    cells : list of Cell
+    bootstrap, seed : int
+        The resampling indices come from `seed` alone, so a cell's variance does not depend on which
+        other cells a study has.
+    shared : bool or sequence, one label a cell
+        Whether a seed index means the same draws in all cells, or in those of one label.
     """
+    if isinstance(shared, bool):
+        shared = [0] * len(cells) if shared else range(len(cells))
+    groups = np.unique(np.array(shared), return_inverse=True)[1]
     seeds = np.array([len(cell.seeds) for cell in cells])
     # The lower bound keeps a resampling of zeros alone off log(0): such a cell is hopelessly wide.
     squares = [np.maximum((c.errors / c.errors.max()) ** 2, 1e-300) for c in cells]
     relative = np.array([np.var(s, ddof=1) / np.mean(s) ** 2 for s in squares])
-    if not shared:
-        variance = [
-            np.var(0.5 * np.log(_counts(n, bootstrap, seed) @ s / n)) * n / (n - 1)
-            for n, s in zip(seeds.tolist(), squares, strict=True)
-        ]
-        return Noise(np.diag(variance), relative, seeds, False)
+    covariance = np.zeros((len(cells), len(cells)))
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        logs = _resampled(
+            [cells[i] for i in members], [squares[i] for i in members], bootstrap, seed
+        )
+        covariance[np.ix_(members, members)] = np.cov(logs, rowvar=False, ddof=0)
+    factor = np.sqrt(seeds / (seeds - 1))
+    return Noise(covariance * np.outer(factor, factor), relative, seeds, groups)
+
+
+def _resampled(cells, squares, bootstrap, seed):
+    """Log errors (bootstrap, cells) of cells that share their draws."""
     known = sorted({index for cell in cells for index in cell.seeds})
     column = {index: i for i, index in enumerate(known)}
     counts = _counts(len(known), bootstrap, seed)
@@ -74,9 +95,7 @@ def resample(cells, bootstrap, seed, shared):
         # A draw that misses every seed of a cell says nothing of it: the sample mean stands in.
         total = own.sum(axis=1)
         logs[:, i] = 0.5 * np.log(np.where(total > 0, own @ s, s.mean()) / np.maximum(total, 1))
-    factor = np.sqrt(seeds / (seeds - 1))
-    covariance = np.atleast_2d(np.cov(logs, rowvar=False, ddof=0)) * np.outer(factor, factor)
-    return Noise(covariance, relative, seeds, True)
+    return logs
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,9 @@ from .noise import resample
 from .share import rules
 from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
 
+# Of every fit over seeds that is not told otherwise.
+CORRECTION, BOOTSTRAP = 1.0, 2000
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -22,9 +25,10 @@ class Settings:
     seed: int
     shared_draws: bool
 
-    def noise(self, cells):
-        """Noise of the cells' log errors; `Refused` if there is none."""
-        noise = resample(cells, self.bootstrap, self.seed, self.shared_draws)
+    def noise(self, cells, shared=None):
+        """Noise of the cells' log errors, `shared` as in `resample`; `Refused` if there is none."""
+        shared = self.shared_draws if shared is None else shared
+        noise = resample(cells, self.bootstrap, self.seed, shared)
         if not noise.covariance.any():
             raise Refused("all seeds of a cell have the same error: no noise to resample")
         return noise
@@ -36,6 +40,8 @@ class Settings:
             "least_sizes": LEAST_SIZES,
             "floor": f"bias and total: error >= {FLOOR:g} x the limit's own error; fluctuation of "
             f"sampled laws: error >= {QUADRATURE_FLOOR:g} x the quadrature error",
+            "offset": "bias, where the limit's own error is not given: the shift to a fit with a "
+            "constant offset is added to the range",
             "correction": f"random terms: factor exp(k1 (L H)^-1/2 + k2/L + k3/L^2), k's normal "
             f"with standard deviations {deviations} (in fits in H k1 alone); "
             "bias: k/L fitted freely with weight L",
@@ -83,8 +89,13 @@ def _window(window):
     return whole
 
 
-def reference_errors(given, cases, depths):
-    """The limit's own error by (step, variable): a float, or one for each of the depths."""
+def reference_errors(given, *tables):
+    """The limit's own error by (step, variable) of tables: a float, one for each depth, or None."""
+    cases = {(step, variable) for table in tables for step, variable, _, _ in table}
+    groups = [terms for table in tables for terms in table.values()]
+    depths = {c.L for terms in groups for cells in terms.values() for c in cells} - {math.inf}
+    if given is None:
+        return dict.fromkeys(cases)
     if not isinstance(given, Mapping):
         given = dict.fromkeys(cases, given)
     missing = sorted({v for step, v in cases if (step, v) not in given and v not in given})

@@ -10,6 +10,7 @@ from .leastsquares import BEYOND, Undetermined, corrections, estimate
 
 # At least three sizes: through two any line passes, and an interval would be made of nothing.
 LEAST_SIZES = 3
+OFFSET = "the limit's own error is not given: a constant offset is allowed for"
 FEW = "through three sizes any correction passes, so the range may be too narrow; add sizes"
 # Bias and total contain the limit's own error delta. At error = 10 delta a tenth may be false,
 # which moves a corrected slope by about 0.2: nearer to delta a size spoils more than it tells.
@@ -30,10 +31,13 @@ class Floor:
         Error of what is measured from, which may move a cell's error by as much, either way.
     quadrature : float
         The same of one that is independent of the seeds' draws.
+    unknown : bool
+        Whether what is measured from has an error of which nothing is known; not in the above.
     """
 
     reference: float | dict = 0.0
     quadrature: float = 0.0
+    unknown: bool = False
 
     def at(self, cell):
         """The reference's error at the cell's depth."""
@@ -206,12 +210,10 @@ def with_seeds(cells, notes):
     return kept
 
 
-def fit_seeds(cells, of, other, settings, floor):
-    """Exponent of a random term in the size `of`, with a constant for each size `other`.
+def choose_random(cells, of, other, floor):
+    """The cells that a fit over seeds in the size `of` uses, with a constant for each `other`.
 
-    Every cell has the same weight per seed: by the central limit theorem the law of the scaled
-    fluctuation, and so the relative noise, is the same in all cells up to corrections, while
-    variances of single cells would be noisy weights. Their own variances still make the interval.
+    Returns (cells, diverged runs, notes, sizes); raises `Refused` where too few are left.
     """
     cells, diverged, notes = choose(cells, floor)
     cells = with_seeds(cells, notes)
@@ -224,17 +226,36 @@ def fit_seeds(cells, of, other, settings, floor):
             why = f" ({'; '.join(notes)})" if notes else ""
             raise Refused(f"no {other} has {LEAST_SIZES} or more sizes in {of}{why}")
         sizes = need_sizes(cells, of, notes)
-    noise = settings.noise(cells)
+    return cells, diverged, notes, sizes
+
+
+def design_random(cells, of, other, correction):
+    """Columns of the log errors' model, the exponent first, and what is known of each beforehand.
+
+    One correction for all families: their deviations may well be equal, so averaging over families
+    must not shrink them.
+    """
     size = np.array([getattr(c, of) for c in cells])
     family = np.array([getattr(c, other) if other else 0.0 for c in cells])
-    y = np.array([c.log_error for c in cells])
     free = [np.log(size)] + [(family == f).astype(float) for f in np.unique(family)]
-    # One correction for all families: their deviations may well be equal, so averaging over
-    # families must not shrink them.
     small = corrections(*(np.array([getattr(c, name) for c in cells]) for name in "LH"), of)
-    allowance = np.array([np.inf] * len(free) + [settings.correction] * small.shape[1])
-    design = np.column_stack([*free, small])
+    allowance = np.array([np.inf] * len(free) + [correction] * small.shape[1])
+    return np.column_stack([*free, small]), allowance
+
+
+def fit_seeds(cells, of, other, settings, floor):
+    """Exponent of a random term in the size `of`, with a constant for each size `other`.
+
+    Every cell has the same weight per seed: by the central limit theorem the law of the scaled
+    fluctuation, and so the relative noise, is the same in all cells up to corrections, while
+    variances of single cells would be noisy weights. Their own variances still make the interval.
+    """
+    cells, diverged, notes, sizes = choose_random(cells, of, other, floor)
+    noise = settings.noise(cells)
+    y = np.array([c.log_error for c in cells])
+    design, allowance = design_random(cells, of, other, settings.correction)
     weights = noise.smooth_variance(np.ones((len(cells), 1)))
+    size = np.array([getattr(c, of) for c in cells])
     try:
         found = estimate(design, y, noise, weights, allowance, [size])
     except Undetermined as why:
@@ -269,7 +290,8 @@ def fit_range(cells, settings, floor):
     is the centre +- the largest shift to the plain fit or, without one size, the same fit (the
     plain one if only three sizes are there, which is noted: nothing is left then to see a curvature
     beyond k/L by) -- both ways, since a correction of higher order
-    moves all these fits to one side of the truth -- plus the reach of the limit's error.
+    moves all these fits to one side of the truth -- plus the reach of the limit's error. Where that
+    is not given, the shift to a fit with a constant offset takes the place of its reach.
     """
     cells, diverged, notes = choose(cells, floor)
     sizes = need_sizes(cells, "L", notes)
@@ -284,6 +306,9 @@ def fit_range(cells, settings, floor):
     if len(cells) == LEAST_SIZES:
         notes.append(FEW)
     half = max(map(abs, shifts)) + floor.reach(centre[1], cells)
+    if floor.unknown:
+        notes.append(OFFSET)
+        half += abs(_with_offset(size)[1] @ y - centre[1] @ y)
     exponent = float(centre[1] @ y)
     return {
         "exponent": exponent,
@@ -306,7 +331,25 @@ def _constant(log_constant):
     return math.exp(log_constant) if abs(log_constant) < 700 else None
 
 
-def _line(size, corrected):
-    columns = [np.ones_like(size), np.log(size)] + ([1 / size] if corrected else [])
+def estimated_offset(cells):
+    """Size of a constant that the biases of these cells have beside a power of L; 0 from too few.
+
+    It is what the limit's own error looks like, where that is not known.
+    """
+    cells = [c for c in cells if len(c.seeds) and c.errors.any()]
+    if len(cells) < LEAST_SIZES:
+        return 0.0
+    y = np.array([c.log_error for c in cells])
+    relative = float(_with_offset(np.array([c.L for c in cells]))[-1] @ y)
+    return abs(math.exp(y[-1]) * math.expm1(-relative))
+
+
+def _with_offset(size):
+    """The corrected line with a constant offset, which grows like L relative to a bias ~ 1/L."""
+    return _line(size, len(size) > LEAST_SIZES, [size / size.max()])
+
+
+def _line(size, corrected, more=()):
+    columns = [np.ones_like(size), np.log(size)] + ([1 / size] if corrected else []) + [*more]
     weight = size if corrected else np.ones_like(size)
     return np.linalg.pinv(np.column_stack(columns) * weight[:, None]) * weight
