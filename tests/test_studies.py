@@ -38,6 +38,7 @@ def small(name, out):
     trained = {"setting": Setting(**SMALL, steps=2, record=(0, 2)), "heads": (1, 4, 16)}
     options = {
         "rates": trained,
+        "influence": trained | {"setting": Setting(**without("eps"), steps=2, record=(0, 2))},
         "constant": trained | {"seeds": 3, "heads": (1, 16, 256)},
         "causal": trained,
         "steps": trained | {"setting": Setting(**SMALL, steps=4), "heads": (4, 16)},
@@ -80,10 +81,10 @@ def folders(tmp_path_factory):
 NAMES = [study.NAME for study in STUDIES]
 
 
-def test_all_ten_clauses_are_there():
+def test_every_clause_is_there():
     assert NAMES == [
         "rates", "uniform", "tokens", "dimension", "steps", "epsilon", "laws", "constant",
-        "causal", "scaling",
+        "causal", "scaling", "influence",
     ]  # fmt: skip
 
 
@@ -301,6 +302,9 @@ def test_report_refuses_what_is_no_finding(folders, tmp_path, damage, capsys):
         (["uniform", "--seeds", "2"], "seeds must be at least 4"),
         (["uniform", "--record", "0", "5"], "record must name one step"),
         (["scaling", "--alphas", "3"], "alphas must be"),
+        (["influence", "--law", "xavier"], "law must be atoms"),
+        (["influence", "--eps", "1e-3"], "eps must be left out of the study influence"),
+        (["influence", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
         (["causal", "--out", "/dev/null/sub"], "out must be a folder"),
     ],
 )

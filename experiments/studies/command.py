@@ -14,6 +14,7 @@ from .causal import Causal
 from .constant import Constant
 from .dimension import Dimension
 from .epsilon import Epsilon
+from .influence import Influence
 from .laws import Laws
 from .rates import Rates
 from .scaling import Scaling
@@ -23,6 +24,7 @@ from .uniform import Uniform
 
 STUDIES: tuple[type[ClauseStudy], ...] = (
     Rates, Uniform, Tokens, Dimension, Steps, Epsilon, Laws, Constant, Causal, Scaling,
+    Influence,
 )  # fmt: skip
 
 
