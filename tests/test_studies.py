@@ -22,6 +22,7 @@ from experiments.studies.fair import FairSetting
 from experiments.studies.finding import write_finding
 from experiments.studies.report import read_finding, report
 from experiments.studies.scaling import SymmetricSetting
+from experiments.studies.search import PointSetting
 from experiments.study import Setting
 
 SMALL = {"d": 3, "m": 2, "tokens": 3, "contexts": 2, "probes": 0, "atoms": 4, "eps": 0.1}
@@ -49,6 +50,14 @@ def small(name, out):
         },
         "laws": trained
         | {"setting": Setting(**SMALL, steps=1, record=(1,), nodes=64, law="xavier")},
+        "sharpness": {
+            "setting": PointSetting(**SMALL, steps=1, record=(1,)),
+            "heads": (1, 4, 16),
+            "eps_values": (0.1, 0.05),
+            "lrs": (0.1,),
+            "restarts": 2,
+            "tries": 2,
+        },
         "scaling": {"setting": SymmetricSetting(**SMALL, steps=0, record=(0,))},
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
@@ -84,7 +93,7 @@ NAMES = [study.NAME for study in STUDIES]
 def test_every_clause_is_there():
     assert NAMES == [
         "rates", "uniform", "tokens", "dimension", "steps", "epsilon", "laws", "constant",
-        "causal", "scaling", "influence",
+        "causal", "scaling", "influence", "sharpness",
     ]  # fmt: skip
 
 
@@ -305,6 +314,12 @@ def test_report_refuses_what_is_no_finding(folders, tmp_path, damage, capsys):
         (["influence", "--law", "xavier"], "law must be atoms"),
         (["influence", "--eps", "1e-3"], "eps must be left out of the study influence"),
         (["influence", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
+        (["sharpness", "--lr", "0.1"], "lr must be left out of the study sharpness"),
+        (["sharpness", "--lrs", "0.1", "0.1"], "lrs must be distinct"),
+        (["sharpness", "--eps-values", "0"], "eps_values must be a finite number"),
+        (["sharpness", "--tries", "-1"], "tries must be at least 0"),
+        (["sharpness", "--restarts", "2", "--ascents", "3"], "ascents must be at most 2"),
+        (["sharpness", "--record", "0", "5"], "record must name one step"),
         (["causal", "--out", "/dev/null/sub"], "out must be a folder"),
     ],
 )
