@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from ipslimit import Atoms, Heads, Problem
+from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.checks import require_real
 
 from ..plots import cells_of
@@ -111,6 +111,37 @@ def _shift() -> torch.Tensor:
 
 # name -> (setting, power of L H that x falls like while eps is far below the noise)
 DEGENERATE = {"identically zero": (FlatSetting, 0.0), "double zero": (TangentialSetting, -0.25)}
+
+
+def turned_shares(
+    setting: TangentialSetting, depth: int, heads: int, seeds: int, root_seed: int, device: object
+) -> dict[str, list[float]]:
+    """Shares of the layers whose first step is of another sign than without noise, per seed.
+
+    Of the first two rows of O, whose gradients P_1(s) X(s)^T and P_2(s) X(s)^T have a double and a
+    simple zero at s = 1/2; and what the noise delta of the seed's own costate there predicts:
+    |2 (-delta)^(1/2)| of P_1 where delta < 0, none where it is not, and |delta| / 2 of P_2.
+    """
+    problem, rule = setting.make_problem(), setting.make_rule()
+    run, whole = (
+        train_particles(problem, rule, depth, count, 1, n, root_seed, (0, 1), device=device)
+        for count, n in ((heads, seeds), (None, 1))
+    )
+    # all atoms' O have the same gradient, so it does not matter which of them a layer drew
+    steps, exact = ((r.heads[1].o - r.heads[0].o)[:, :, 0].sign() for r in (run, whole))
+    turned = (steps != exact).double().mean((1, 3))
+    noise = (run.p[0] - whole.p[0])[:, depth // 2, 0, 0]
+    least = whole.p[0][0, :, 0, 0, 0].min()  # in L layers P_1 is below zero already
+
+    def width(lowest: torch.Tensor) -> torch.Tensor:
+        return 2 * (-lowest).clamp(min=0).sqrt()
+
+    return {
+        "double": turned[:, 0].tolist(),
+        "double predicted": (width(least + noise[:, 0]) - width(least)).abs().tolist(),
+        "simple": turned[:, 1].tolist(),
+        "simple predicted": (noise[:, 1].abs() / 2).tolist(),
+    }
 
 
 def scaled_curve(result: SweepResult, eps: float, power: float) -> tuple[np.ndarray, np.ndarray]:

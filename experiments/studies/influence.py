@@ -81,7 +81,8 @@ class Influence(ClauseStudy):
         rows = [_summary(*key, row) for key, content in done.items() for row in content["rows"]]
         fits = {eps: _fits(done, eps) for eps in self.eps_values}
         means = [found for eps in self.eps_values for step in self.setting.recorded
-                 for v in "xp" if (found := _mean_row(done, eps, step, v))]  # fmt: skip
+                 for v in "xp" for least in (1, self._middle())
+                 if (found := _mean_row(done, eps, step, v, least))]  # fmt: skip
         diverged = sum(content["diverged"] for content in done.values())
         words = caption(self.setting).replace(f", eps {self.setting.eps:g}", "")
         words += f"; {self.sizes.seeds} seeds"
@@ -94,7 +95,7 @@ class Influence(ClauseStudy):
                   ["eps", "step", "variable", "in", "exponent", "low", "high"],
                   _exponent_rows(fits)),
             Table("means", "Exponents of the mean error",
-                  ["eps", "step", "variable", "in", "exponent", "low", "high", "cells seen",
+                  ["eps", "step", "variable", "from L H", "exponent", "low", "high", "cells seen",
                    "cells", "misfit", "constant"], means),
         ]  # fmt: skip
         return self.finding(
@@ -115,6 +116,11 @@ class Influence(ClauseStudy):
             notes=cells.damaged
             + ([f"{diverged} seeds diverged and are left out"] if diverged else []),
         )  # fmt: skip
+
+    def _middle(self) -> int:
+        """The middle of the cells by L H: an exponent may need larger ones to settle."""
+        sizes = [depth * heads for depth in self.sizes.depths for heads in self.sizes.heads]
+        return sorted(sizes)[len(sizes) // 2]
 
     def _measure(self, progress: bool) -> tuple[Cells, dict[Key, dict]]:
         cells = Cells(self.folder / "cells")
@@ -183,23 +189,24 @@ def _exponent_rows(fits: dict[float, RateFits]) -> list[dict]:
     ]  # fmt: skip
 
 
-def _mean_row(done: dict[Key, dict], eps: float, step: int, variable: str) -> dict | None:
-    """The exponent of the mean error in L H, and those in L and H apart, over all cells."""
+def _mean_row(
+    done: dict[Key, dict], eps: float, step: int, variable: str, least: int
+) -> dict | None:
+    """The exponent of the mean error in L H, over the cells with L H of `least` or more."""
     sizes, squares = [], []
     for (e, depth, heads), content in done.items():
         for row in content["rows"]:
-            if (e, row["step"], row["variable"]) == (eps, step, variable):
-                sizes.append((depth, heads))
+            key = (e, row["step"], row["variable"])
+            if key == (eps, step, variable) and depth * heads >= least:
+                sizes.append([depth * heads])
                 squares.append(mean_square(row))
-    if not sizes:
-        return None
-    found = fit_mean(np.prod(sizes, axis=1, keepdims=True), squares)
+    found = fit_mean(np.array(sizes), squares) if sizes else None
     if found is None:
         return None
     (exponent,), (half,) = found["exponents"], found["half"]
-    return {"eps": eps, "step": step, "variable": variable, "in": "L H", "exponent": exponent,
-            "low": exponent - half, "high": exponent + half, "cells seen": found["seen"],
-            "cells": found["cells"], "misfit": found["misfit"],
+    return {"eps": eps, "step": step, "variable": variable, "from L H": min(sizes)[0],
+            "exponent": exponent, "low": exponent - half, "high": exponent + half,
+            "cells seen": found["seen"], "cells": found["cells"], "misfit": found["misfit"],
             "constant": found["constant"]}  # fmt: skip
 
 
@@ -232,7 +239,8 @@ def measured(rows, fits, means, steps: Sequence[int]) -> list[Measured]:
                 ))  # fmt: skip
     for row in means:
         found.append(Measured(
-            f"eps {row['eps']:g}: mean error in L H, {row['variable']}, step {row['step']}",
+            f"eps {row['eps']:g}: mean error in L H from {row['from L H']} on, "
+            f"{row['variable']}, step {row['step']}",
             "-1 for smooth updates", row["exponent"], (row["low"], row["high"])))  # fmt: skip
     return found
 
@@ -262,8 +270,9 @@ def sentence(rows, fits, means, steps: Sequence[int]) -> str:
             f"(median {np.median(ratios):.2f}); in {over} of {len(ratios)} cells its 95 % interval "
             "lies above 1. "
         )
-    seen = [f"{Measured('', '', m['exponent'], (m['low'], m['high']))} at eps {m['eps']:g}, step "
-            f"{m['step']}" for m in means if m["variable"] == "x"]  # fmt: skip
+    seen = [f"{Measured('', '', m['exponent'], (m['low'], m['high']))} from L H = "
+            f"{m['from L H']} on at eps {m['eps']:g}, step {m['step']}"
+            for m in means if m["variable"] == "x"]  # fmt: skip
     return text + f"The mean error of x in L H: {'; '.join(seen) or 'too small to be seen'}."
 
 
@@ -293,7 +302,8 @@ def figure(rows: list[dict], means: list[dict], words: str) -> Figure:
         sizes = sorted(bounds)
         spread.plot(sizes, [np.mean(bounds[size]) for size in sizes], **line)
         for m in means:
-            if (m["eps"], m["step"], m["variable"]) == (eps, step, "x"):
+            key = (m["eps"], m["step"], m["variable"], m["from L H"])
+            if key == (eps, step, "x", sizes[0]):
                 ends = np.array([sizes[0], sizes[-1]], dtype=float)
                 mean.plot(ends, m["constant"] * ends ** (1 + m["exponent"]), **line)
     for axis, name in ((spread, "variance over seeds"), (ratio, "variance / bound"),

@@ -18,7 +18,14 @@ from ..store import Cells, write_cell
 from ..study import Flat, Sizes, StudyError
 from ..sweep import SweepResult, progress_bar
 from .base import ClauseStudy, fit_rows, sweep_notes
-from .degenerate import DEGENERATE, exponent, last_step, scaled_curve
+from .degenerate import (
+    DEGENERATE,
+    TangentialSetting,
+    exponent,
+    last_step,
+    scaled_curve,
+    turned_shares,
+)
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import rms
 from .search import PointSetting, ascend, random_point, slope_of_x
@@ -28,6 +35,7 @@ from .sharpness_figure import figure
 SEARCHED = Sizes((8, 32, 128), (4,), 32)
 QUICK_AFRESH = ((8, 32, 128, 512), (4, 1024))
 FULL_AFRESH = ((8, 32, 128, 512, 2048), (4, 1024))
+TURNED = ["L", "H", "zero", "share", "predicted", "correlation"]
 BATCH = 16  # random problems that make one cell
 
 
@@ -39,7 +47,8 @@ class Sharpness(ClauseStudy):
     gradient identically zero (after 5 steps), and one that touches zero in depth,
     P_1(s) = (s - 1/2)^2 (after one step). Noise of order (L H)^-1/2 turns the sign of Adam's step
     wherever the gradient is below it, as long as it is above eps: exponents at fixed eps, and all
-    of them against eps sqrt(L H), on which alone they should depend.
+    of them against eps sqrt(L H), on which alone they should depend; and the share of layers
+    whose first step is turned, beside what a seed's own noise predicts of it.
 
     Then a search over small problems, at a fixed eps, for the hidden states that fall most slowly:
     slopes over three depths of random contexts, targets and atoms, and from the slowest an ascent
@@ -110,7 +119,9 @@ class Sharpness(ClauseStudy):
         built = [(name, eps) for name in DEGENERATE for eps in self.values]
         studies = [self.study(DEGENERATE[name][0](eps=eps)) for name, eps in built]
         results = dict(zip(built, self.sweep(studies, progress), strict=True))
-        found, damaged = self._search(progress)
+        turned, damaged = self._turned(progress)
+        found, notes = self._search(progress)
+        damaged += notes
         afresh = self._afresh(found, progress)
         step = self.setting.recorded[0]
         named = {f"{name}, eps {eps:g}": r for (name, eps), r in results.items()}
@@ -126,12 +137,14 @@ class Sharpness(ClauseStudy):
                   [row for row in rows if row["step"] > 0]),
             Table("collapse", "Neighbouring eps on one curve against eps sqrt(L H)",
                   ["problem", "power", "eps", "next", "factor"], collapse),
+            Table("turned", "Double zero: share of layers whose first step the noise turned",
+                  TURNED, [{name: row[name] for name in TURNED} for row in turned]),
             Table("found", "What the search found, measured afresh: x", list(windows[0]),
                   windows),
         ]  # fmt: skip
         return self.finding(
-            sentence(results, collapse, windows, self),
-            measured=measured(results, windows),
+            sentence(results, collapse, turned, windows, self),
+            measured=measured(results, turned, windows),
             tables=[table for table in tables if table.rows],
             pictures=[Picture("sharpness", figure(results, afresh, windows, step), (
                 "Above: exponents in L at fixed eps of a problem whose gradient is identically "
@@ -153,6 +166,26 @@ class Sharpness(ClauseStudy):
             },
             notes=notes + damaged,
         )  # fmt: skip
+
+    def _turned(self, progress: bool) -> tuple[list[dict], list[str]]:
+        """Shares of turned steps at the smallest eps, and the predicted ones; rows of a table."""
+        cells, rows = Cells(self.folder / "cells"), []
+        setting, device = TangentialSetting(eps=min(self.values)), resolve_device(self.device)
+        heads, depths = min(self.sizes.heads), sorted(self.sizes.depths)
+        key = (dataclasses.asdict(setting), self.sizes.seeds, self.root_seed)
+        with progress_bar(sum(depths), 0, f"{self.NAME}, signs", progress) as bar:
+            for depth in depths:
+                path = cells.path(f"turned-L{depth}-H{heads}", *key)
+                shares = cells.read(path)
+                if shares is None:
+                    shares = turned_shares(setting, depth, heads, self.sizes.seeds, self.root_seed,
+                                           device)  # fmt: skip
+                    write_cell(path, shares)
+                for zero in ("double", "simple"):
+                    rows.append({"L": depth, "H": heads, "zero": zero}
+                                | _compared(shares[zero], shares[f"{zero} predicted"]))  # fmt: skip
+                bar.update(depth)
+        return rows, cells.damaged
 
     def _search(self, progress: bool) -> tuple[dict[tuple[float, int], list[float]], list[str]]:
         """The points found, by learning rate and rank: the slowest first, as the search saw it."""
@@ -229,6 +262,30 @@ def window_rows(key: tuple[float, int], result: SweepResult, step: int) -> list[
     return rows
 
 
+def _compared(share: list[float], predicted: list[float]) -> dict:
+    """Means over seeds of two lists, their correlation, and the first list itself."""
+    spread = min(np.std(share), np.std(predicted))
+    return {
+        "share": float(np.mean(share)), "predicted": float(np.mean(predicted)),
+        "correlation": float(np.corrcoef(share, predicted)[0, 1]) if spread > 0 else None,
+        "seeds": share,
+    }  # fmt: skip
+
+
+def turned_trend(turned: list[dict], zero: str) -> Measured | None:
+    """Exponent in L of the mean share of turned steps; None where no seed has any."""
+    rows = [row for row in turned if row["zero"] == zero]
+    theory = {"double": "-1/4", "simple": "-1/2"}[zero]
+    try:
+        # the trend is that of a root mean square, and a share its own root's square
+        fit = fit_trend([row["L"] for row in rows], [np.sqrt(row["seeds"]) for row in rows],
+                        shared_draws=False)  # fmt: skip
+    except ValueError:
+        return None
+    what = f"share of layers whose first step is turned, at a {zero} zero, in L"
+    return Measured(what, theory, 2 * fit.slope, (2 * fit.interval[0], 2 * fit.interval[1]))
+
+
 def verdict(fit: Trend) -> str:
     """Whether an exponent is above -1/3, below, or neither is excluded."""
     low, high = fit.interval
@@ -257,7 +314,7 @@ def collapses(results: dict[tuple[str, float], SweepResult]) -> list[dict]:
     return rows
 
 
-def measured(results: dict, windows: list[dict]) -> list[Measured]:
+def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Measured]:
     found = []
     for (name, eps), result in results.items():
         for size, variable in (("L", "x"), ("H", "x"), ("L", "p"), ("L", "theta")):
@@ -268,6 +325,7 @@ def measured(results: dict, windows: list[dict]) -> list[Measured]:
                 found.append(Measured.fit(
                     f"{name}, eps {eps:g}: {variable} in {size}, {steps}", theory, fit
                 ))  # fmt: skip
+    found += [trend for zero in ("double", "simple") if (trend := turned_trend(turned, zero))]
     for row in windows:
         if row["rank"] == 0:
             what = (f"found at lr {row['lr']:g}: x in L, {row['from L']} to {row['to L']}, "
@@ -276,7 +334,13 @@ def measured(results: dict, windows: list[dict]) -> list[Measured]:
     return found
 
 
-def sentence(results: dict, collapse: list[dict], windows: list[dict], study: Sharpness) -> str:
+def sentence(
+    results: dict,
+    collapse: list[dict],
+    turned: list[dict],
+    windows: list[dict],
+    study: Sharpness,
+) -> str:
     parts = []
     ends = (max(study.values), min(study.values))
     for name in DEGENERATE:
@@ -290,10 +354,16 @@ def sentence(results: dict, collapse: list[dict], windows: list[dict], study: Sh
     for lr in study.lrs:
         own = [row for row in windows if (row["lr"], row["rank"]) == (lr, 0)]
         parts.append(f"slowest found at lr {lr:g}, {_history(own)}")
+    texts = [f"{zero} {trend}" for zero in ("double", "simple")
+             if (trend := turned_trend(turned, zero))]  # fmt: skip
+    off = max((abs(row["share"] / row["predicted"] - 1) for row in turned if row["predicted"]),
+              default=math.nan)  # fmt: skip
     return (
-        f"Exponents of x in L: {'; '.join(parts[:2])}. Of {study.restart_count} random problems "
-        f"and {study.ascent_count * study.try_count} perturbed ones at eps "
-        f"{study.setting.eps:g}, measured afresh: {'; '.join(parts[2:])}."
+        f"Exponents of x in L: {'; '.join(parts[:2])}. Exponents in L of the share of layers whose "
+        f"first step noise turns: {', '.join(texts) or 'none could be fitted'}; a seed's own noise "
+        f"predicts its mean within {100 * off:.2g} %. Of {study.restart_count} random problems and "
+        f"{study.ascent_count * study.try_count} perturbed ones at eps {study.setting.eps:g}, "
+        f"measured afresh: {'; '.join(parts[2:])}."
     )
 
 
