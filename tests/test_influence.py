@@ -145,6 +145,15 @@ def test_the_mean_error_of_a_product_is_the_exact_one():
     assert row["odd"] < 6.0
 
 
+def test_the_error_of_a_squared_mean_is_what_other_seeds_scatter_by():
+    problem, found = product_problem(1.0), []
+    for first in range(0, 60 * 40, 40):
+        rows = measure_redraws(problem, RULE, 3, 1, (0,), range(first, first + 40))["rows"]
+        found.append(mean_square(rows[1]))
+    value, error = np.array(found).T
+    assert value.std(ddof=1) == pytest.approx(np.sqrt(np.mean(error**2)), rel=0.25)
+
+
 def test_a_mean_that_is_none_is_not_seen_and_a_power_law_is_found():
     rng = np.random.default_rng(0)
     sizes = np.array([[L * H] for L in (4, 8, 16, 32) for H in (1, 8, 64)], dtype=float)

@@ -138,7 +138,7 @@ def study(out, **options):
     untrained = PointSetting(steps=0, record=(0,))
     return Sharpness(**(dict(
         quick=True, out=out, device="cpu", setting=untrained, depths=(4, 8, 16), heads=(1, 4, 16),
-        seeds=24, eps_values=(0.1, 0.05), lrs=(0.1,), restarts=12, ascents=2, tries=12, tol=1e-3,
+        seeds=24, eps_values=(0.1,), lrs=(0.1,), restarts=12, ascents=2, tries=12, tol=1e-3,
     ) | options))  # fmt: skip
 
 
