@@ -12,7 +12,7 @@ BIN := .venv/bin
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
 
-STUDIES := rates uniform tokens dimension steps epsilon laws constant causal scaling
+STUDIES := rates uniform tokens dimension steps epsilon laws constant causal scaling influence sharpness
 
 report: .venv/installed
 	@set -e; for study in $(STUDIES); do \

@@ -25,6 +25,7 @@ from experiments.studies.fair import FairSetting
 from experiments.studies.finding import write_finding
 from experiments.studies.report import read_finding, report
 from experiments.studies.scaling import SymmetricSetting
+from experiments.studies.search import PointSetting
 from experiments.study import Setting
 from ipslimit.rates import equivalence
 from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER
@@ -43,6 +44,7 @@ def small(name, out):
     trained = {"setting": Setting(**SMALL, steps=2, record=(0, 2)), "heads": (1, 4, 16)}
     options = {
         "rates": trained,
+        "influence": trained | {"setting": Setting(**without("eps"), steps=2, record=(0, 2))},
         "constant": trained | {"seeds": 3, "heads": (1, 16, 256)},
         "causal": trained,
         "steps": trained | {"setting": Setting(**SMALL, steps=4), "heads": (4, 16)},
@@ -53,6 +55,14 @@ def small(name, out):
         },
         "laws": trained
         | {"setting": Setting(**SMALL, steps=1, record=(1,), nodes=64, law="xavier")},
+        "sharpness": {
+            "setting": PointSetting(**SMALL, steps=1, record=(1,)),
+            "heads": (1, 4, 16),
+            "eps_values": (0.1, 0.05),
+            "lrs": (0.1,),
+            "restarts": 2,
+            "tries": 2,
+        },
         "scaling": {"setting": SymmetricSetting(**SMALL, steps=0, record=(0,))},
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
@@ -85,10 +95,10 @@ def folders(tmp_path_factory):
 NAMES = [study.NAME for study in STUDIES]
 
 
-def test_all_ten_clauses_are_there():
+def test_every_clause_is_there():
     assert NAMES == [
         "rates", "uniform", "tokens", "dimension", "steps", "epsilon", "laws", "constant",
-        "causal", "scaling",
+        "causal", "scaling", "influence", "sharpness",
     ]  # fmt: skip
 
 
@@ -360,6 +370,15 @@ def test_report_may_hold_a_study_twice_and_any_text(folders):
         (["uniform", "--seeds", "2"], "seeds must be at least 4"),
         (["uniform", "--record", "0", "5"], "record must name one step"),
         (["scaling", "--alphas", "3"], "alphas must be"),
+        (["influence", "--law", "xavier"], "law must be atoms"),
+        (["influence", "--eps", "1e-3"], "eps must be left out of the study influence"),
+        (["influence", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
+        (["sharpness", "--lr", "0.1"], "lr must be left out of the study sharpness"),
+        (["sharpness", "--lrs", "0.1", "0.1"], "lrs must be distinct"),
+        (["sharpness", "--eps-values", "0"], "eps_values must be a finite number"),
+        (["sharpness", "--tries", "-1"], "tries must be at least 0"),
+        (["sharpness", "--restarts", "2", "--ascents", "3"], "ascents must be at most 2"),
+        (["sharpness", "--record", "0", "5"], "record must name one step"),
         (["causal", "--out", "/dev/null/sub"], "out must be a folder"),
     ],
 )

@@ -14,15 +14,18 @@ from .causal import Causal
 from .constant import Constant
 from .dimension import Dimension
 from .epsilon import Epsilon
+from .influence import Influence
 from .laws import Laws
 from .rates import Rates
 from .scaling import Scaling
+from .sharpness import Sharpness
 from .steps import Steps
 from .tokens import Tokens
 from .uniform import Uniform
 
 STUDIES: tuple[type[ClauseStudy], ...] = (
     Rates, Uniform, Tokens, Dimension, Steps, Epsilon, Laws, Constant, Causal, Scaling,
+    Influence, Sharpness,
 )  # fmt: skip
 
 

@@ -1,0 +1,383 @@
+"""Sharpness: where the fluctuation falls more slowly than (L H)^-1/2."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.rates import Trend, fit_trend
+
+from ..plots import cells_of
+from ..store import Cells, write_cell
+from ..study import Flat, Sizes, StudyError
+from ..sweep import SweepResult, progress_bar
+from .base import ClauseStudy, fit_rows, sweep_notes
+from .degenerate import (
+    DEGENERATE,
+    TangentialSetting,
+    exponent,
+    last_step,
+    scaled_curve,
+    turned_shares,
+)
+from .finding import Finding, Measured, Picture, Table, counted_steps
+from .panels import rms
+from .search import PointSetting, ascend, random_point, slope_of_x
+from .sharpness_figure import figure
+
+# Where the search takes its slopes, and where what it found is measured afresh.
+SEARCHED = Sizes((8, 32, 128), (4,), 32)
+QUICK_AFRESH = ((8, 32, 128, 512), (4, 1024))
+FULL_AFRESH = ((8, 32, 128, 512, 2048), (4, 1024))
+TURNED = ["L", "H", "zero", "share", "predicted", "correlation"]
+BATCH = 16  # random problems that make one cell
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharpness(ClauseStudy):
+    """Where is the rate slower than (L H)^-1/2?
+
+    Two problems are built whose gradients vanish as a generic problem's do not: the limit's
+    gradient identically zero (after 5 steps), and one that touches zero in depth,
+    P_1(s) = (s - 1/2)^2 (after one step). Noise of order (L H)^-1/2 turns the sign of Adam's step
+    wherever the gradient is below it, as long as it is above eps: exponents at fixed eps, and all
+    of them against eps sqrt(L H), on which alone they should depend; and the share of layers
+    whose first step is turned, beside what a seed's own noise predicts of it.
+
+    Then a search over small problems, at a fixed eps, for the hidden states that fall most slowly:
+    slopes over three depths of random contexts, targets and atoms, and from the slowest an ascent
+    that perturbs all numbers and keeps what is slower, on common random numbers. Slopes that were
+    chosen for being large are not reported: what was found is measured afresh, with other draws,
+    over more depths. The settings here are the search's; depths, heads and seeds are those of the
+    two problems.
+    """
+
+    setting: Annotated[PointSetting, Flat] = PointSetting()
+    eps_values: tuple[float, ...] | None = None
+    """Values of eps of the two problems (default: from 1e-1 to 1e-8, by size)."""
+    lrs: tuple[float, ...] = (0.02, 0.1)
+    """Learning rates of the searches, one each."""
+    restarts: int | None = None
+    """Random problems of a search (default: by size)."""
+    ascents: int | None = None
+    """Ascents of a search, from its slowest random problems (default: by size)."""
+    tries: int | None = None
+    """Perturbations tried in an ascent (default: by size)."""
+
+    NAME: ClassVar[str] = "sharpness"
+    VARIED: ClassVar[dict[str, str]] = {"lr": "Use --lrs.", "point": "The search finds it."}
+    TITLE: ClassVar[str] = "Where the rate is slower"
+    THEORY: ClassVar[str] = (
+        "The theorem's bound is L^-1/3 H^-1/2. Our argument: (L H)^-1/2 for generic gradients; "
+        "while the noise exceeds eps, (L H)^-1/4 where a gradient touches zero and no decay where "
+        "it vanishes identically; (L H)^-1/2 again once eps sqrt(L H) is large."
+    )
+    QUICK: ClassVar[Sizes] = Sizes((64, 128, 256, 512, 1024), (1, 4, 16), 32)
+    FULL: ClassVar[Sizes] = Sizes((64, 128, 256, 512, 1024, 2048), (1, 4, 16), 64)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        every = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
+        return self.chosen("eps_values", (1e-1, 1e-2, 1e-8), every)
+
+    @property
+    def restart_count(self) -> int:
+        return self.chosen("restarts", 32, 64)
+
+    @property
+    def ascent_count(self) -> int:
+        return self.chosen("ascents", 1, 2)
+
+    @property
+    def try_count(self) -> int:
+        return self.chosen("tries", 24, 60)
+
+    def check(self) -> None:
+        super().check()
+        for name, values in (("eps_values", self.values), ("lrs", self.lrs)):
+            for value in values:
+                require_real(name, value, 0.0, include_low=False)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(
+                    f"{name} must be distinct, at least one; got {list(values)}. Name each once."
+                )
+        require_int("restarts", self.restart_count, 1)
+        require_int("ascents", self.ascent_count, 1, self.restart_count)
+        require_int("tries", self.try_count, 0)
+        if len(self.setting.recorded) != 1:
+            raise ValueError(
+                f"record must name one step, that of the search; got {list(self.setting.recorded)}."
+            )
+
+    def find(self, progress: bool = True) -> Finding:
+        built = [(name, eps) for name in DEGENERATE for eps in self.values]
+        studies = [self.study(DEGENERATE[name][0](eps=eps)) for name, eps in built]
+        results = dict(zip(built, self.sweep(studies, progress), strict=True))
+        turned, damaged = self._turned(progress)
+        found, notes = self._search(progress)
+        damaged += notes
+        afresh = self._afresh(found, progress)
+        step = self.setting.recorded[0]
+        named = {f"{name}, eps {eps:g}": r for (name, eps), r in results.items()}
+        columns, rows = fit_rows(named, "problem")
+        collapse = collapses(results)
+        windows = [row for key, result in afresh.items() for row in window_rows(key, result, step)]
+        if not windows:
+            raise StudyError("no problem that the search found could be measured afresh")
+        notes = sweep_notes(named | {f"found at lr {lr:g}, {i}": r
+                                     for (lr, i), r in afresh.items()})  # fmt: skip
+        tables = [
+            Table("exponents", "The two problems: exponents", columns,
+                  [row for row in rows if row["step"] > 0]),
+            Table("collapse", "Neighbouring eps on one curve against eps sqrt(L H)",
+                  ["problem", "power", "eps", "next", "factor"], collapse),
+            Table("turned", "Double zero: share of layers whose first step the noise turned",
+                  TURNED, [{name: row[name] for name in TURNED} for row in turned]),
+            Table("found", "What the search found, measured afresh: x", list(windows[0]),
+                  windows),
+        ]  # fmt: skip
+        return self.finding(
+            sentence(results, collapse, turned, windows, self),
+            measured=measured(results, turned, windows),
+            tables=[table for table in tables if table.rows],
+            pictures=[Picture("sharpness", figure(results, afresh, windows, step), (
+                "Above: exponents in L at fixed eps of a problem whose gradient is identically "
+                "zero (5 steps) and of one whose gradient touches zero (1 step), with 95 % "
+                "intervals; the problems that the search found, measured afresh: exponents of x "
+                "over windows of three depths. Below: x of the first two against eps sqrt(L H), "
+                "scaled by what it falls like where that is small; x of the problems found, and "
+                "the two slopes in question."))],
+            numbers={"problems": {name: result.as_dict() for name, result in named.items()},
+                     "found": [{"lr": lr, "rank": i, "point": point}
+                               for (lr, i), point in found.items()]},
+            settings={
+                "eps_values": self.values, "restarts": self.restart_count,
+                "ascents": self.ascent_count, "tries": self.try_count,
+                "searched": dataclasses.asdict(SEARCHED),
+                "afresh": dataclasses.asdict(self._fresh_sizes()),
+                "problems": {name: dataclasses.asdict(setting())
+                             for name, (setting, _) in DEGENERATE.items()},
+            },
+            notes=notes + damaged,
+        )  # fmt: skip
+
+    def _turned(self, progress: bool) -> tuple[list[dict], list[str]]:
+        """Shares of turned steps at the smallest eps, and the predicted ones; rows of a table."""
+        cells, rows = Cells(self.folder / "cells"), []
+        setting, device = TangentialSetting(eps=min(self.values)), resolve_device(self.device)
+        heads, depths = min(self.sizes.heads), sorted(self.sizes.depths)
+        key = (dataclasses.asdict(setting), self.sizes.seeds, self.root_seed)
+        with progress_bar(sum(depths), 0, f"{self.NAME}, signs", progress) as bar:
+            for depth in depths:
+                path = cells.path(f"turned-L{depth}-H{heads}", *key)
+                shares = cells.read(path)
+                if shares is None:
+                    shares = turned_shares(setting, depth, heads, self.sizes.seeds, self.root_seed,
+                                           device)  # fmt: skip
+                    write_cell(path, shares)
+                for zero in ("double", "simple"):
+                    rows.append({"L": depth, "H": heads, "zero": zero}
+                                | _compared(shares[zero], shares[f"{zero} predicted"]))  # fmt: skip
+                bar.update(depth)
+        return rows, cells.damaged
+
+    def _search(self, progress: bool) -> tuple[dict[tuple[float, int], list[float]], list[str]]:
+        """The points found, by learning rate and rank: the slowest first, as the search saw it."""
+        cells, found = Cells(self.folder / "cells"), {}
+        sizes = dataclasses.replace(SEARCHED, root_seed=self.root_seed)
+        device = resolve_device(self.device)
+        total = len(self.lrs) * (self.restart_count + self.ascent_count * (1 + self.try_count))
+        with progress_bar(total, 0, f"{self.NAME}, search", progress) as bar:
+            for lr in self.lrs:
+                setting = dataclasses.replace(self.setting, lr=lr)
+                key = (dataclasses.asdict(setting), dataclasses.asdict(sizes))
+
+                def slope(point: Sequence[float], setting=setting) -> float:
+                    own = dataclasses.replace(setting, point=tuple(point))
+                    return slope_of_x(own, sizes, device)
+
+                tried: list[tuple[float, int]] = []
+                for first in range(0, self.restart_count, BATCH):
+                    seeds = range(first, min(first + BATCH, self.restart_count))
+                    path = cells.path(f"restarts-{first}", *key, len(seeds))
+                    slopes = cells.read(path)
+                    if slopes is None:
+                        slopes = [slope(self._point(setting, i)) for i in seeds]
+                        write_cell(path, [max(s, -1e300) for s in slopes])
+                    tried += zip(slopes, seeds, strict=True)
+                    bar.update(len(seeds))
+                ends = []
+                for _, i in sorted(tried, reverse=True)[: self.ascent_count]:
+                    path = cells.path(f"ascent-{i}", *key, self.try_count)
+                    end = cells.read(path)
+                    if end is None:
+                        start = self._point(setting, i)
+                        end = ascend(slope, start, self.try_count, (self.root_seed, 1, i))
+                        write_cell(path, [list(end[0]), max(end[1], -1e300)])
+                    ends.append((end[1], list(end[0])))
+                    bar.update(1 + self.try_count)
+                ends.sort(key=lambda pair: -pair[0])
+                found |= {(lr, rank): point for rank, (_, point) in enumerate(ends)}
+        return found, cells.damaged
+
+    def _point(self, setting: PointSetting, i: int) -> tuple[float, ...]:
+        return random_point(setting, (self.root_seed, 0, i))
+
+    def _fresh_sizes(self) -> Sizes:
+        depths, heads = QUICK_AFRESH if self.quick else FULL_AFRESH
+        # another root seed: nothing that was chosen by its draws is judged by them
+        return Sizes(depths, heads, self.sizes.seeds, self.root_seed + 1)
+
+    def _afresh(self, found: dict, progress: bool) -> dict[tuple[float, int], SweepResult]:
+        studies = [
+            self.study(dataclasses.replace(self.setting, lr=lr, point=tuple(point)),
+                       self._fresh_sizes())
+            for (lr, _), point in found.items()
+        ]  # fmt: skip
+        return dict(zip(found, self.sweep(studies, progress), strict=True))
+
+
+def window_rows(key: tuple[float, int], result: SweepResult, step: int) -> list[dict]:
+    """Exponents of x in L over every three successive depths, at each H."""
+    cells, rows = cells_of(result.rows, step, "x")["fluctuation"], []
+    for heads in sorted({h for _, h in cells}):
+        depths = sorted(depth for depth, h in cells if h == heads)
+        for three in zip(depths, depths[1:], depths[2:], strict=False):
+            try:
+                fit = fit_trend(three, [cells[d, heads] for d in three], shared_draws=False)
+            except ValueError:  # no error, or none that did not diverge
+                continue
+            rows.append({
+                "lr": key[0], "rank": key[1], "H": int(heads), "from L": three[0],
+                "to L": three[-1], "exponent": fit.slope, "low": fit.interval[0],
+                "high": fit.interval[1], "rms at the first": rms(cells[three[0], heads]),
+                "rms at the last": rms(cells[three[-1], heads]), "against -1/3": verdict(fit),
+            })  # fmt: skip
+    return rows
+
+
+def _compared(share: list[float], predicted: list[float]) -> dict:
+    """Means over seeds of two lists, their correlation, and the first list itself."""
+    spread = min(np.std(share), np.std(predicted))
+    return {
+        "share": float(np.mean(share)), "predicted": float(np.mean(predicted)),
+        "correlation": float(np.corrcoef(share, predicted)[0, 1]) if spread > 0 else None,
+        "seeds": share,
+    }  # fmt: skip
+
+
+def turned_trend(turned: list[dict], zero: str) -> Measured | None:
+    """Exponent in L of the mean share of turned steps; None where no seed has any."""
+    rows = [row for row in turned if row["zero"] == zero]
+    theory = {"double": "-1/4", "simple": "-1/2"}[zero]
+    try:
+        # the trend is that of a root mean square, and a share its own root's square
+        fit = fit_trend([row["L"] for row in rows], [np.sqrt(row["seeds"]) for row in rows],
+                        shared_draws=False)  # fmt: skip
+    except ValueError:
+        return None
+    what = f"share of layers whose first step is turned, at a {zero} zero, in L"
+    return Measured(what, theory, 2 * fit.slope, (2 * fit.interval[0], 2 * fit.interval[1]))
+
+
+def verdict(fit: Trend) -> str:
+    """Whether an exponent is above -1/3, below, or neither is excluded."""
+    low, high = fit.interval
+    if low > -1 / 3:
+        return "slower"
+    return "faster" if high < -1 / 3 else "undecided"
+
+
+def collapses(results: dict[tuple[str, float], SweepResult]) -> list[dict]:
+    """How far x at neighbouring eps is from one curve in eps sqrt(L H), where both have it.
+
+    x is multiplied by the power of L H that it falls like while eps is far below the noise.
+    """
+    rows = []
+    for name, (_, power) in DEGENERATE.items():
+        curves = {eps: scaled_curve(result, eps, power)
+                  for (n, eps), result in results.items() if n == name}  # fmt: skip
+        ordered = sorted(curves, reverse=True)
+        for eps, smaller in pairwise(ordered):
+            (u, y), (v, z) = (np.log(curves[e]) for e in (eps, smaller))
+            both = (v >= u[0]) & (v <= u[-1])
+            if both.any():
+                factor = math.exp(float(np.abs(np.interp(v[both], u, y) - z[both]).max()))
+                rows.append({"problem": name, "power": -power, "eps": eps, "next": smaller,
+                             "factor": factor})  # fmt: skip
+    return rows
+
+
+def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Measured]:
+    found = []
+    for (name, eps), result in results.items():
+        for size, variable in (("L", "x"), ("H", "x"), ("L", "p"), ("L", "theta")):
+            if fit := exponent(results, name, eps, variable, size):
+                theory = f"{DEGENERATE[name][1]:g} while the noise exceeds eps, then -1/2"
+                theory = "no statement known to us" if variable == "theta" else theory
+                steps = counted_steps(last_step(result))
+                found.append(Measured.fit(
+                    f"{name}, eps {eps:g}: {variable} in {size}, {steps}", theory, fit
+                ))  # fmt: skip
+    found += [trend for zero in ("double", "simple") if (trend := turned_trend(turned, zero))]
+    for row in windows:
+        if row["rank"] == 0:
+            what = (f"found at lr {row['lr']:g}: x in L, {row['from L']} to {row['to L']}, "
+                    f"H={row['H']}")  # fmt: skip
+            found.append(Measured(what, "at most -1/3", row["exponent"], (row["low"], row["high"])))
+    return found
+
+
+def sentence(
+    results: dict,
+    collapse: list[dict],
+    turned: list[dict],
+    windows: list[dict],
+    study: Sharpness,
+) -> str:
+    parts = []
+    ends = (max(study.values), min(study.values))
+    for name in DEGENERATE:
+        texts = [f"{Measured.fit('', '', fit)} at eps {eps:g}" for eps in dict.fromkeys(ends)
+                 if (fit := exponent(results, name, eps, "x", "L"))]  # fmt: skip
+        factors = [row["factor"] for row in collapse if row["problem"] == name]
+        text = f"{name} {' and '.join(texts) or 'none could be fitted'}"
+        if factors:
+            text += f" (neighbouring eps on one curve within a factor {max(factors):.2f})"
+        parts.append(text)
+    for lr in study.lrs:
+        own = [row for row in windows if (row["lr"], row["rank"]) == (lr, 0)]
+        parts.append(f"slowest found at lr {lr:g}, {_history(own)}")
+    texts = [f"{zero} {trend}" for zero in ("double", "simple")
+             if (trend := turned_trend(turned, zero))]  # fmt: skip
+    off = max((abs(row["share"] / row["predicted"] - 1) for row in turned if row["predicted"]),
+              default=math.nan)  # fmt: skip
+    return (
+        f"Exponents of x in L: {'; '.join(parts[:2])}. Exponents in L of the share of layers whose "
+        f"first step noise turns: {', '.join(texts) or 'none could be fitted'}; a seed's own noise "
+        f"predicts its mean within {100 * off:.2g} %. Of {study.restart_count} random problems and "
+        f"{study.ascent_count * study.try_count} perturbed ones at eps {study.setting.eps:g}, "
+        f"measured afresh: {'; '.join(parts[2:])}."
+    )
+
+
+def _history(rows: list[dict]) -> str:
+    """A found problem's exponents over its windows, and where L^-1/3 is exceeded and left."""
+    if not rows:
+        return "no exponent could be fitted"
+    texts = [f"{Measured('', '', r['exponent'], (r['low'], r['high']))} from L H = "
+             f"{r['from L'] * r['H']} to {r['to L'] * r['H']}" for r in rows]  # fmt: skip
+    kinds = {kind: [r for r in rows if r["against -1/3"] == kind]
+             for kind in ("slower", "undecided", "faster")}  # fmt: skip
+    text = ", ".join(texts)
+    counts = ", ".join(f"{kind} in {len(some)}" for kind, some in kinds.items() if some)
+    text += f" (against -1/3: {counts} of {len(rows)} windows"
+    if kinds["slower"]:
+        text += f", slower up to L H = {max(r['to L'] * r['H'] for r in kinds['slower'])}"
+    return text + ")"

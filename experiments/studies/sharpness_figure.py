@@ -1,0 +1,107 @@
+"""The figure of the study of sharpness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..plots import NAMES, SMALL, cells_of, log_axes, look, triangle
+from .degenerate import DEGENERATE, exponent, scaled_curve
+from .panels import label, legend, page, rms
+
+
+def figure(results: dict, afresh: dict, windows: list[dict], step: int) -> Figure:
+    words = "gradients that vanish; a search for the slowest x"
+    out, axes = page(2, 3, 2.7, words)
+    for column, name in enumerate(DEGENERATE):
+        _exponents(axes[0, column], results, name)
+        _collapse(axes[1, column], results, name)
+    _windows(axes[0, 2], windows)
+    _found(axes[1, 2], afresh, step)
+    return out
+
+
+def _exponents(axis: Axes, results: dict, name: str) -> None:
+    _guides(axis, (-0.5, -1 / 3, DEGENERATE[name][1]))
+    values = [eps for n, eps in results if n == name]
+    for i, variable in enumerate(("x", "p", "theta")):
+        fits = [(eps * 1.3 ** (i - 1), fit) for eps in values
+                if (fit := exponent(results, name, eps, variable, "L"))]  # fmt: skip
+        if not fits:
+            continue
+        value = np.array([fit.exponent for _, fit in fits])
+        ends = np.array([fit.interval for _, fit in fits])
+        style = look(i)
+        axis.errorbar([eps for eps, _ in fits], value, np.abs(ends.T - value), ms=3, lw=0.8,
+                      fmt=style["marker"], color=style["color"], label=NAMES[variable])  # fmt: skip
+    axis.set_xscale("log")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.35 * (high - low))
+    legend(axis, loc="upper right")
+    label(axis, x="eps", y="exponent in L", title=name)
+
+
+def _guides(axis: Axes, values: Sequence[float]) -> None:
+    names = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4", 0.0: "0"}
+    for value in values:
+        axis.axhline(value, color="0.6", lw=0.8, ls="--")
+        axis.annotate(names[value], (1.01, value), xycoords=("axes fraction", "data"),
+                      fontsize=SMALL, color="0.35", ha="left", va="center")  # fmt: skip
+
+
+def _collapse(axis: Axes, results: dict, name: str) -> None:
+    power = DEGENERATE[name][1]
+    values = [eps for n, eps in results if n == name]
+    for i, eps in enumerate(values):
+        axis.plot(*scaled_curve(results[name, eps], eps, power), **look(i), ms=3, lw=0.8,
+                  label=f"eps {eps:g}")  # fmt: skip
+    axis.set(xscale="log", yscale="log")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low / (high / low) ** 0.45, high)
+    legend(axis, loc="lower left", ncols=2, columnspacing=0.6, handlelength=1.2)
+    label(axis, x="eps √(L H)", y="x" if not power else "x (L H)^(1/4)")
+
+
+def _windows(axis: Axes, windows: list[dict]) -> None:
+    _guides(axis, (-0.5, -1 / 3))
+    for i, key in enumerate(dict.fromkeys((r["lr"], r["rank"]) for r in windows)):
+        own = [r for r in windows if (r["lr"], r["rank"]) == key]
+        middle = np.array([math.sqrt(r["from L"] * r["to L"]) * r["H"] for r in own])
+        value = np.array([r["exponent"] for r in own])
+        ends = np.array([(r["low"], r["high"]) for r in own])
+        style = look(i)
+        axis.errorbar(middle * 1.15**i, value, np.abs(ends.T - value), ms=3, lw=0.8,
+                      fmt=style["marker"], color=style["color"],
+                      label=f"lr {key[0]:g}, {_ordinal(key[1])}")  # fmt: skip
+    axis.set_xscale("log")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.4 * (high - low))
+    legend(axis, loc="upper right")
+    label(axis, x="L H, middle of the window", y="exponent of x in L", title="found by the search")
+
+
+def _ordinal(rank: int) -> str:
+    return ("slowest", "second", "third")[rank] if rank < 3 else f"{rank + 1}th"
+
+
+def _found(axis: Axes, afresh: dict, step: int) -> None:
+    for i, result in enumerate(afresh.values()):
+        cells, style = cells_of(result.rows, step, "x")["fluctuation"], look(i)
+        every = sorted({h for _, h in cells})
+        for heads in every:
+            points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
+            face = style["color"] if heads == every[0] else "white"
+            axis.plot(*zip(*points, strict=True), **style, mfc=face, ms=3, lw=0.8)
+    depths = sorted({depth for depth, _ in cells})
+    log_axes(axis, depths)
+    triangle(axis, (-1 / 3, -1 / 2))
+    for heads, face in zip(every, ("0.3", "white"), strict=False):
+        axis.plot([], [], color="0.3", marker="o", ms=3, lw=0.8, mfc=face, label=f"H={heads:g}")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low / (high / low) ** 0.25, high)
+    legend(axis, loc="lower left", ncols=2)
+    label(axis, x="depth L", y="fluctuation of x")
