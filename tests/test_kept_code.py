@@ -94,7 +94,7 @@ def test_one_flipped_bit_in_the_machine_code_is_seen(folder, caplog):
     assert wrong.kept and wrong.value == X - Y
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture],
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture],
           deadline=None)  # fmt: skip
 @given(st.data())
 def test_generated_damage_is_seen(folder, caplog, data):
