@@ -29,7 +29,7 @@ VARIABLES = ("x", "p")
 SETS = ("training", "random", "worst of the mean", "mean of the worst")
 # What a cell holds, for reading it back.
 FORM = {
-    "rows": CELL["rows"], "floor": NUMBER, "diverged": int,
+    "rows": CELL["rows"], "floor": dict.fromkeys(VARIABLES, NUMBER), "diverged": int,
     "ascent": [{"set": str, "gain": NUMBER, "gain of the last quarter": NUMBER}],
 }  # fmt: skip
 # Ascent whose last quarter of iterations still raises the error by more has not ended: then what it
