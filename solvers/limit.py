@@ -283,8 +283,8 @@ def solve_limit(
     require_int("max_nodes", max_nodes)
     if quadrature_tol is None:
         quadrature_tol = tol
-    elif quadrature_tol != math.inf:
-        require_real("quadrature_tol", quadrature_tol, 0.0, include_low=False)
+    elif not (isinstance(quadrature_tol, float) and quadrature_tol == math.inf):
+        quadrature_tol = require_real("quadrature_tol", quadrature_tol, 0.0, include_low=False)
     require_choice("method", method, ("auto", *SCHEMES))
     problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
@@ -303,7 +303,8 @@ def solve_limit(
                 raise
             return train_on_grid(*arguments, March(), cost, device)
 
-    first, start, holder = DepthGrid.uniform(elements), None, "max_nodes"
+    first, start = DepthGrid.uniform(elements), None
+    holder, budget = "max_nodes", "max_elements"
     sampled = not isinstance(problem.law, Atoms)
     if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
         # room is wanted for two pairs of grids at least, and then for no more than there is
@@ -317,9 +318,10 @@ def solve_limit(
         if chosen > nodes:
             nodes = chosen
             most = room // limit_bytes(problem, rule, len(record), nodes, 1)
-            max_elements = max(4 * elements, min(max_elements, most))
+            if most < max_elements:
+                max_elements, budget = max(4 * elements, most), "the memory for so many nodes"
     start = start or solve(first, nodes)
-    run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, cost)
+    run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
     run.rule, run.nodes_seed = rule_text(rule), nodes_seed
     run.nodes = nodes if sampled else problem.law.heads.count
     if sampled:
@@ -337,7 +339,9 @@ def _choose(method: str, device: torch.device) -> Scheme:
     return SCHEMES[method]()
 
 
-def _refine(solve, coarse: GridSolution, tol: float, max_elements: int, cost: dict) -> LimitRun:
+def _refine(
+    solve, coarse: GridSolution, tol: float, max_elements: int, budget: str, cost: dict
+) -> LimitRun:
     """Refine until the estimate is below tol, the budget is spent, or rounding is all there is."""
     history: list[Refinement] = []
     uniform, best = True, None
@@ -360,7 +364,7 @@ def _refine(solve, coarse: GridSolution, tol: float, max_elements: int, cost: di
     if not fine.is_finite():
         reason = (
             f"non-finite on {fine.grid.elements} elements; lower the rule's lr, or raise "
-            f"max_elements ({max_elements}) of solve_limit if the field is stiff"
+            f"{budget} ({max_elements}) of solve_limit if the field is stiff"
         )
         return LimitRun(fine, coarse, "diverged", reason, history, cost)
     if rounding:
@@ -371,7 +375,7 @@ def _refine(solve, coarse: GridSolution, tol: float, max_elements: int, cost: di
         wider = "use float64, or " if dtype == "float32" else ""
         reason += f", and finer grids only add rounding of {dtype}; {wider}raise tol"
     else:
-        reason += f"; raise tol, or max_elements ({max_elements}) of solve_limit"
+        reason += f"; raise tol, or {budget} ({max_elements}) of solve_limit"
     return LimitRun(fine, coarse, "tolerance not reached", reason, history, cost)
 
 

@@ -92,7 +92,8 @@ CALLS = {
     "solve_limit": (
         solve_limit,
         TRAINING | {"problem": small_problem(XavierUniform(3, 2)), "tol": 1e-2, "method": "auto",
-                    "elements": 2, "max_elements": 8, "nodes_seed": 0, "scramblings": 1},
+                    "elements": 2, "max_elements": 8, "nodes_seed": 0, "scramblings": 1,
+                    "max_nodes": 8, "quadrature_tol": None},
     ),
     "optim.SBOAdamW": (
         ipslimit.optim.SBOAdamW,

@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 given = json.loads(sys.argv[1])
 setting = Setting(**given["setting"])
 limit = solve_limit(setting.make_problem(), setting.make_rule(), setting.steps, 1e-2,
-                    setting.recorded, "cpu", nodes=setting.nodes)
+                    setting.recorded, "cpu", **setting.quadrature())
 small = Study(setting, Sizes((2,), (2,), 2), constant=given["constant"])
 measure_cell(small, "cpu", limit, 2**40, 2, 2)  # compiles, and loads what the cell will use
 before = peak()
