@@ -110,17 +110,17 @@ def differences(results: dict[str, SweepResult], steps) -> list[dict]:
             if None in fits:
                 continue
             free, masked = (fit.exponent for fit in fits)
-            half = sum(fit.interval[1] - fit.interval[0] for fit in fits) / 2
-            interval, kind = (masked - free - half, masked - free + half), "fit range"
+            gap, half = masked - free, sum(f.interval[1] - f.interval[0] for f in fits) / 2
+            interval, kind = (gap - half, gap + half), "fit range"
         elif key in paired:
             free, masked = paired[key].first, paired[key].second
-            interval, kind = paired[key].interval, Measured.kind
+            gap, interval, kind = paired[key].difference, paired[key].interval, Measured.kind
         else:
             continue
         low, high = interval
         found.append({
             "step": step, "variable": variable, "norm": norm, "term": term, "in": size,
-            "no mask": free, "causal": masked, "difference": masked - free, "low": low,
+            "no mask": free, "causal": masked, "difference": gap, "low": low,
             "high": high, "half-width": (high - low) / 2, "interval": kind,
             "verdict": equivalence(interval),
         })  # fmt: skip
@@ -136,8 +136,8 @@ def sentence(gaps: list[dict], step: int) -> str:
     x = next((g for g in chosen if (g["variable"], g["norm"], g["in"]) == ("x", "rms", "L")), None)
     first = "" if x is None else (
         f"After {counted_steps(step)} the fluctuation of x falls in L with exponent "
-        f"{x['causal']:.2f} with mask and {x['no mask']:.2f} without, a difference of "
-        f"{x['difference']:+.3f} +- {x['half-width']:.3f}. "
+        f"{x['causal']:.2f} with mask and {x['no mask']:.2f} without; their ratio gives a "
+        f"difference of {x['difference']:+.3f} +- {x['half-width']:.3f}. "
     )  # fmt: skip
     return first + (
         f"Of {len(chosen)} differences of exponents of the fluctuation (x and p, rms and sup, in L "

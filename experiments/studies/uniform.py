@@ -34,7 +34,7 @@ FORM = {
 }  # fmt: skip
 # Ascent whose last quarter of iterations still raises the error by more has not ended: then what it
 # found depends on the effort, whose part in an exponent no interval knows.
-ENDED = 1.05
+ENDED, NOT_ENDED = 1.05, "ascent has not ended"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +275,7 @@ def differences(rows: list[dict], floors: dict[str, float], gains: list[dict]) -
                     "variable": d.variable, "set": name, "H": d.at, "exponent": d.second,
                     "random": d.first, "difference": d.difference, "low": d.interval[0],
                     "high": d.interval[1], "half-width": d.half_width, "seeds": d.seeds,
-                    "verdict": d.verdict() if ended else "ascent has not ended",
+                    "verdict": d.verdict() if ended else NOT_ENDED,
                 })  # fmt: skip
     return found
 
@@ -317,7 +317,8 @@ def _measured(fits: RateFits, gaps: list[dict], heads) -> list[Measured]:
     ]
     return found + [
         Measured(f"exponent in L, {g['variable']}, {g['set']} minus random, H={g['H']}", "0",
-                 g["difference"], (g["low"], g["high"]))
+                 g["difference"], (g["low"], g["high"]),
+                 Measured.kind + (f", {NOT_ENDED}" if g["verdict"] == NOT_ENDED else ""))
         for g in gaps
     ]  # fmt: skip
 

@@ -2,19 +2,22 @@
 
 Two studies that differ in one setting only, or two sets of contexts of one study, have the same
 draws of the heads in every (L, H, seed). Most of what moves one exponent then moves the other, and
-two intervals taken as independent say little of the difference. Both are fitted together here, by
-the estimator that fits each alone: the same weights give the same two exponents, and the covariance
-of their log errors comes from resampling the seeds of both at once.
+two intervals taken as independent say little of the difference. Here the ratio of the errors is
+fitted, cell by cell, by the estimator that fits each of them: noise that both have cancels in it,
+its covariance comes from resampling the seeds of both at once, and so do corrections to scaling
+that both have, as far as the ratio shows that.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .fit import KEYS, pop_floors, random_parts
 from .leastsquares import Undetermined, estimate
+from .noise import Noise
 from .settings import BOOTSTRAP, CORRECTION, check_settings, reference_errors
-from .single import Refused, choose_random, design_random
+from .single import Refused, choose_random, design_random, fit_seeds
 from .table import read_table
 
 # Exponents that differ by less are called alike. Fixed beforehand: -1/2 and -1/3, which theory has
@@ -32,14 +35,15 @@ class Difference:
     step, variable, term, norm, set, size, at
         As in `RateFit`.
     first, second : float
-        The two exponents.
+        The two exponents, each as `fit_rates` has it.
     difference : float
-        second - first.
+        Exponent of second over first, from their ratio: that of second minus that of first, but for
+        what each fit alone cannot tell from a correction to scaling.
     interval : (float, float)
         Of the difference, at `level`.
     stat_se, syst : float
         Standard errors from the seeds, resampled jointly, and from corrections to scaling and
-        sizes that disagree. The corrections of the two are taken as independent.
+        sizes that disagree. The corrections of the two are independent beforehand.
     sizes, seeds, diverged : int
         As in `RateFit`, of the cells that both have.
     """
@@ -53,6 +57,7 @@ class Difference:
     at: float | str
     first: float
     second: float
+    difference: float
     interval: tuple
     level: float
     stat_se: float
@@ -60,10 +65,6 @@ class Difference:
     sizes: int
     seeds: int
     diverged: int
-
-    @property
-    def difference(self):
-        return self.second - self.first
 
     @property
     def half_width(self):
@@ -144,40 +145,53 @@ def _common(pair):
 
 
 def _fit(pair, of, other, settings, floors):
-    """Both exponents and their difference in one fit, whose design has a block for each."""
+    """Both exponents, each as fitted alone, and that of the ratio of the errors."""
     for _ in range(2):  # what only one of them can use is left out, and then there must be enough
         chosen = [choose_random(c, of, other, f) for c, f in zip(pair, floors, strict=True)]
         pair = _common([cells for cells, *_ in chosen])
-    (one, allowance), (two, _) = (design_random(c, of, other, settings.correction) for c in pair)
-    cells, width = [*pair[0], *pair[1]], len(allowance)
-    second = np.repeat([False, True], [len(pair[0]), len(pair[1])])
-    design = np.zeros((len(cells), 2 * width))
-    design[~second, :width], design[second, width:] = one, two
-    # the first exponent is in both blocks, so that the second block's is the difference
-    design[second, 0] = two[:, 0]
-    noise = settings.noise(cells, [*range(len(pair[0]))] * 2)
-    weights = noise.smooth_variance(np.column_stack([~second, second]).astype(float))
-    y = np.array([c.log_error for c in cells])
-    size = np.array([getattr(c, of) for c in cells])
+    first, second = (
+        fit_seeds(cells, of, other, settings, floor)["exponent"]
+        for cells, floor in zip(pair, floors, strict=True)
+    )
+    # the same sizes in the same order: one design for both, and for their ratio
+    design, allowance = design_random(pair[0], of, other, settings.correction)
+    noise, weights = _of_ratio(settings.noise([*pair[0], *pair[1]], [*range(len(pair[0]))] * 2))
+    y = np.array([two.log_error - one.log_error for one, two in zip(*pair, strict=True)])
+    size = np.array([getattr(c, of) for c in pair[0]])
     try:
-        fit = estimate(design, y, noise, weights, np.tile(allowance, 2), [size])
+        # two amplitudes known to the same deviation: that of their difference is larger
+        fit = estimate(design, y, noise, weights, math.sqrt(2) * allowance, [size])
     except Undetermined as why:
         raise Refused(str(why)) from None
-    row = fit.map[width]
-    reach = sum(
-        floor.reach(row[part], cells)
-        for floor, part, cells in zip(floors, (~second, second), pair, strict=True)
-    )
-    first, gap = float(fit.map[0] @ y), float(row @ y)
-    half = fit.half_width(width, settings.level) + reach
+    row = fit.map[0]
+    reach = sum(floor.reach(row, cells) for floor, cells in zip(floors, pair, strict=True))
+    gap, half = float(row @ y), fit.half_width(0, settings.level) + reach
     return {
         "first": first,
-        "second": first + gap,
+        "second": second,
+        "difference": gap,
         "interval": (gap - half, gap + half),
         "level": settings.level,
-        "stat_se": float(np.sqrt(fit.stat[width])),
-        "syst": float(np.hypot(np.sqrt(fit.syst[width]), reach)),
+        "stat_se": math.sqrt(fit.stat[0]),
+        "syst": math.hypot(math.sqrt(fit.syst[0]), reach),
         "sizes": len(np.unique(size)),
         "seeds": int(noise.seeds.min()),
-        "diverged": sum(c.diverged for c in cells),
+        "diverged": sum(c.diverged for cells in pair for c in cells),
     }
+
+
+def _of_ratio(noise):
+    """Noise of the log ratio of the second half of the cells to the first, and its weights.
+
+    Degrees of freedom are those of the errors themselves, whose skew the ratio has at most.
+    """
+    n = len(noise.seeds) // 2
+    change = np.hstack([-np.eye(n), np.eye(n)])
+    covariance = change @ noise.covariance @ change.T
+    seeds = np.minimum(noise.seeds[:n], noise.seeds[n:])
+    relative = (noise.relative[:n] + noise.relative[n:]) / 2
+    own = Noise(covariance, relative, seeds, np.arange(n))
+    # of two studies that are one there is no noise to weigh by
+    spread = np.maximum(4.0 * seeds * np.diag(covariance), 1e-6 * relative)
+    weights = replace(own, relative=spread).smooth_variance(np.ones((n, 1)))
+    return own, weights
