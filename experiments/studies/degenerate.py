@@ -157,7 +157,8 @@ def last_step(result: SweepResult) -> int:
     return max(row["step"] for row in result.rows)
 
 
-def exponent(results: dict, name: str, eps: float, variable: str, size: str):
-    """The fit over all cells of one problem's fluctuation, or None where it was refused."""
+def exponent(results: dict, name: str, eps: float, variable: str, size: str,
+             term: str = "fluctuation"):  # fmt: skip
+    """The fit over all cells of one problem, or None where it was refused."""
     result = results[name, eps]
-    return find_fit(result, last_step(result), variable, "fluctuation", size)
+    return find_fit(result, last_step(result), variable, term, size)

@@ -325,6 +325,9 @@ def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Mea
                 found.append(Measured.fit(
                     f"{name}, eps {eps:g}: {variable} in {size}, {steps}", theory, fit
                 ))  # fmt: skip
+        if fit := exponent(results, name, eps, "x", "L", "bias"):
+            theory = "at most -1; at a double zero -1/2 while 1/L exceeds eps"
+            found.append(Measured.fit(f"{name}, eps {eps:g}: bias of x in L", theory, fit))
     found += [trend for zero in ("double", "simple") if (trend := turned_trend(turned, zero))]
     for row in windows:
         if row["rank"] == 0:
@@ -378,6 +381,9 @@ def _history(rows: list[dict]) -> str:
     text = ", ".join(texts)
     counts = ", ".join(f"{kind} in {len(some)}" for kind, some in kinds.items() if some)
     text += f" (against -1/3: {counts} of {len(rows)} windows"
-    if kinds["slower"]:
-        text += f", slower up to L H = {max(r['to L'] * r['H'] for r in kinds['slower'])}"
+    deepest: dict[int, int] = {}
+    for row in kinds["slower"]:
+        deepest[row["H"]] = max(row["to L"], deepest.get(row["H"], 0))
+    for heads, depth in deepest.items():
+        text += f", slower up to L = {depth} at H = {heads}"
     return text + ")"
