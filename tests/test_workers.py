@@ -79,7 +79,9 @@ def _children(pid):
 
 
 def _is_worker(pid):
-    shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
+    shown = subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+    )
     return "spawn_main" in shown.stdout
 
 
