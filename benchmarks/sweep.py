@@ -35,13 +35,9 @@ def run(quick: bool = False, progress=print) -> dict:
     progress(f"a plain layer: {model}")
     ours = _time_ours(study)
     progress(f"ipslimit sweep: {ours:.1f} s")
-    rows = [
-        {"L": L, "H": H, "seconds": predict(model, study, L, H)}
-        for L in study.sizes.depths
-        for H in study.sizes.heads
-    ]
+    rows = [{"L": L, "H": H, "seconds": predict(model, study, L, H)} for L, H in study.sizes.cells]
     whole = sum(
-        L * (model["layer"] + model["head"] * study.setting.atoms) for L in study.sizes.depths
+        L * (model["layer"] + model["head"] * study.setting.atoms) for L in study.sizes.all_depths
     )
     plain_seconds = sum(row["seconds"] for row in rows) + whole
     progress(f"plain PyTorch, extrapolated: {plain_seconds:.0f} s, x{plain_seconds / ours:.0f}")

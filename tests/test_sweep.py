@@ -238,9 +238,8 @@ def test_summary_shows_exponents_constants_and_theory(finished):
     (line,) = (line for line in text.splitlines() if line.startswith("  step 2 x     L^-1/3"))
     assert line.endswith(share.verdict) and "paired" in line
     assert f" {100 * share.upper[2]:.0f} % ({100 * share.expected[2]:.0f} %)  bend" in line
-    drawn = rates_figure(result, SMALL).axes[6]  # step 2, x, in L
-    words = [text.get_text() for text in drawn.get_legend().get_texts()]
-    assert any(share.brief.replace("<=", "≤") in text for text in words)
+    words = rates_figure(result, SMALL).axes[6].get_legend().get_texts()  # step 2, x, in L
+    assert any(share.brief.replace("<=", "≤") in text.get_text() for text in words)
 
 
 def test_a_limit_that_diverges_is_an_error_of_the_study(tmp_path):
@@ -336,7 +335,6 @@ def run_cli(capsys, *arguments):
         (["--heads", "0", "4"], "heads must be at least 1"),
         (["--heads", "4", "4"], "heads must be distinct"),
         (["--more", "4", "0"], "more must be at least 1"),
-        (["--more", "4"], "more"),
         (["--seeds", "0"], "seeds must be at least 1"),
         (["--seeds", "20000000"], "seeds must be at most 16777216"),
         (["--steps", "-1"], "steps must be at least 0"),
@@ -367,8 +365,8 @@ def test_unknown_flags_and_commands_end_with_status_2(capsys):
 def test_command_line_sweeps_and_compares(capsys, tmp_path):
     flags = [*FLAGS, "--seeds", "3"]
     out = str(tmp_path / "sweep")
-    more = ["--more", "16", "1", "16", "4"]
-    main(["sweep", *flags, "--depths", "2", "4", "8", "--heads", "1", "16", *more, "--out", out])
+    sizes = "--depths 2 4 8 --heads 1 16 --more 16 1 16 4".split()
+    main(["sweep", *flags, *sizes, "--out", out])
     assert "rates.png, rates.pdf" in capsys.readouterr().out
     main(["compare", *flags, "--depth", "4", "--heads", "2", "--out", str(tmp_path / "compare")])
     printed = capsys.readouterr().out
