@@ -102,7 +102,8 @@ class Constant(ClauseStudy):
                 "departs by over 10 % from its linear part at the size of the noise.")),
                 Picture("trend", trend_figure(result.rows, trends, self.setting.recorded, words), (
                 "sqrt(L H) times the predicted fluctuation (rms over seeds), and L^slope as fitted "
-                "over all H. Dotted: what an error of order L^-1/3 would do."))],
+                "over all H, without the corrections at small L that the fit allows for. Dotted: "
+                "what an error of order L^-1/3 would do."))],
             numbers={"constant": result.constant, "trends": result.trends, "runs": result.runs,
                      "limit": result.limit},
             notes=sweep_notes({"": result}),
@@ -208,13 +209,15 @@ def trend_figure(rows: list[dict], trends: list[dict], steps, words: str) -> Fig
                 points = [(d, value) for (d, h), value in scaled.items() if h == heads]
                 axis.plot(*zip(*points, strict=True), **look(i), ms=3, lw=0, label=f"H={heads:g}")
             depths = np.array(sorted({d for d, _ in scaled}))
-            middle, level = (np.exp(np.mean(np.log(v))) for v in (depths, [*scaled.values()]))
+            # powers meet at the deepest, where corrections are least
+            level = np.exp(np.mean([np.log(v) for (d, _), v in scaled.items() if d == depths[-1]]))
             ends = np.geomspace(depths[0], depths[-1], 50)
-            axis.plot(ends, level * (ends / middle) ** (1 / 6), color="0.6", lw=0.8, ls=":")
+            axis.plot(ends, level * (ends / ends[-1]) ** (1 / 6), color="0.6", lw=0.8, ls=":")
             label(axis, title=f"step {step}" if variable == "x" else None)
             for row in trends:
                 if (row["step"], row["variable"]) == (step, variable):
-                    axis.plot(ends, level * (ends / middle) ** row["slope"], color="black", lw=0.9)
+                    line = level * (ends / ends[-1]) ** row["slope"]
+                    axis.plot(ends, line, color="black", lw=0.9)
                     text = Measured("", "", row["slope"], tuple(row["ci95"]))
                     axis.text(0.03, 0.03, f"slope {text}", fontsize=SMALL - 0.5,
                               transform=axis.transAxes)  # fmt: skip
