@@ -160,6 +160,8 @@ def test_what_was_chosen_for_its_luck_is_measured_afresh(tmp_path, monkeypatch):
     assert mean == pytest.approx(-0.5, abs=0.06) and mean < max(lucky) - 0.05
     text = json.dumps(finite(as_dict(finding)))
     assert not any(repr(slope) in text for slope in lucky)
+    # before training there is nothing but what is untrained
+    assert all(row["untrained"] == row["exponent"] for row in rows)
     settings = finding.settings
     assert settings["afresh"]["root_seed"] != settings["root_seed"]
     # the first of the table is the search's first, whatever the fresh draws say of it

@@ -10,6 +10,8 @@ step is linear in g, these differences are gone.
 from __future__ import annotations
 
 import dataclasses
+import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -142,6 +144,26 @@ def turned_shares(
         "simple": turned[:, 1].tolist(),
         "simple predicted": (noise[:, 1].abs() / 2).tolist(),
     }
+
+
+def collapses(results: dict[tuple[str, float], SweepResult]) -> list[dict]:
+    """How far x at neighbouring eps is from one curve in eps sqrt(L H), where both have it.
+
+    x is multiplied by the power of L H that it falls like while eps is far below the noise.
+    """
+    rows = []
+    for name, (_, power) in DEGENERATE.items():
+        curves = {eps: scaled_curve(result, eps, power)
+                  for (n, eps), result in results.items() if n == name}  # fmt: skip
+        ordered = sorted(curves, reverse=True)
+        for eps, smaller in pairwise(ordered):
+            (u, y), (v, z) = (np.log(curves[e]) for e in (eps, smaller))
+            both = (v >= u[0]) & (v <= u[-1])
+            if both.any():
+                factor = math.exp(float(np.abs(np.interp(v[both], u, y) - z[both]).max()))
+                rows.append({"problem": name, "power": power, "eps": eps, "next": smaller,
+                             "factor": factor})  # fmt: skip
+    return rows
 
 
 def scaled_curve(result: SweepResult, eps: float, power: float) -> tuple[np.ndarray, np.ndarray]:

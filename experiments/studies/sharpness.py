@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -21,9 +20,9 @@ from .base import ClauseStudy, fit_rows, sweep_notes
 from .degenerate import (
     DEGENERATE,
     TangentialSetting,
+    collapses,
     exponent,
     last_step,
-    scaled_curve,
     turned_shares,
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps
@@ -150,8 +149,9 @@ class Sharpness(ClauseStudy):
                 "Above: exponents in L at fixed eps of a problem whose gradient is identically "
                 "zero (5 steps) and of one whose gradient touches zero (1 step), with 95 % "
                 "intervals; the problems that the search found, measured afresh: exponents of x "
-                "over windows of three depths. Below: x of the first two against eps sqrt(L H), "
-                "scaled by what it falls like where that is small; x of the problems found, and "
+                "over windows of three depths (bars: before training; long intervals are cut). "
+                "Below: x of the first two against eps sqrt(L H), scaled by what it falls like "
+                "where that is small; x of the problems found, and "
                 "the two slopes in question."))],
             numbers={"problems": {name: result.as_dict() for name, result in named.items()},
                      "found": [{"lr": lr, "rank": i, "point": point}
@@ -236,7 +236,8 @@ class Sharpness(ClauseStudy):
 
     def _afresh(self, found: dict, progress: bool) -> dict[tuple[float, int], SweepResult]:
         studies = [
-            self.study(dataclasses.replace(self.setting, lr=lr, point=tuple(point)),
+            self.study(dataclasses.replace(self.setting, lr=lr, point=tuple(point),
+                                           record=(0, *self.setting.recorded)),
                        self._fresh_sizes())
             for (lr, _), point in found.items()
         ]  # fmt: skip
@@ -244,19 +245,25 @@ class Sharpness(ClauseStudy):
 
 
 def window_rows(key: tuple[float, int], result: SweepResult, step: int) -> list[dict]:
-    """Exponents of x in L over every three successive depths, at each H."""
-    cells, rows = cells_of(result.rows, step, "x")["fluctuation"], []
+    """Exponents of x in L over every three successive depths, at each H; untrained ones beside.
+
+    What is slow before training already owes nothing to training.
+    """
+    cells, untrained = (cells_of(result.rows, k, "x")["fluctuation"] for k in (step, 0))
+    rows = []
     for heads in sorted({h for _, h in cells}):
         depths = sorted(depth for depth, h in cells if h == heads)
         for three in zip(depths, depths[1:], depths[2:], strict=False):
             try:
-                fit = fit_trend(three, [cells[d, heads] for d in three], shared_draws=False)
+                fit, first = (fit_trend(three, [some[d, heads] for d in three], shared_draws=False)
+                              for some in (cells, untrained))  # fmt: skip
             except ValueError:  # no error, or none that did not diverge
                 continue
             rows.append({
                 "lr": key[0], "rank": key[1], "H": int(heads), "from L": three[0],
                 "to L": three[-1], "exponent": fit.slope, "low": fit.interval[0],
-                "high": fit.interval[1], "rms at the first": rms(cells[three[0], heads]),
+                "high": fit.interval[1], "untrained": first.slope,
+                "rms at the first": rms(cells[three[0], heads]),
                 "rms at the last": rms(cells[three[-1], heads]), "against -1/3": verdict(fit),
             })  # fmt: skip
     return rows
@@ -292,26 +299,6 @@ def verdict(fit: Trend) -> str:
     if low > -1 / 3:
         return "slower"
     return "faster" if high < -1 / 3 else "undecided"
-
-
-def collapses(results: dict[tuple[str, float], SweepResult]) -> list[dict]:
-    """How far x at neighbouring eps is from one curve in eps sqrt(L H), where both have it.
-
-    x is multiplied by the power of L H that it falls like while eps is far below the noise.
-    """
-    rows = []
-    for name, (_, power) in DEGENERATE.items():
-        curves = {eps: scaled_curve(result, eps, power)
-                  for (n, eps), result in results.items() if n == name}  # fmt: skip
-        ordered = sorted(curves, reverse=True)
-        for eps, smaller in pairwise(ordered):
-            (u, y), (v, z) = (np.log(curves[e]) for e in (eps, smaller))
-            both = (v >= u[0]) & (v <= u[-1])
-            if both.any():
-                factor = math.exp(float(np.abs(np.interp(v[both], u, y) - z[both]).max()))
-                rows.append({"problem": name, "power": -power, "eps": eps, "next": smaller,
-                             "factor": factor})  # fmt: skip
-    return rows
 
 
 def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Measured]:
@@ -374,11 +361,15 @@ def _history(rows: list[dict]) -> str:
     """A found problem's exponents over its windows, and where L^-1/3 is exceeded and left."""
     if not rows:
         return "no exponent could be fitted"
-    texts = [f"{Measured('', '', r['exponent'], (r['low'], r['high']))} from L H = "
-             f"{r['from L'] * r['H']} to {r['to L'] * r['H']}" for r in rows]  # fmt: skip
+    texts = [f"{Measured('', '', r['exponent'], (r['low'], r['high']))} (untrained "
+             f"{r['untrained']:.2f}) from L H = {r['from L'] * r['H']} to {r['to L'] * r['H']}"
+             for r in rows]  # fmt: skip
     kinds = {kind: [r for r in rows if r["against -1/3"] == kind]
              for kind in ("slower", "undecided", "faster")}  # fmt: skip
     text = ", ".join(texts)
+    first, last = rows[0], rows[-1]
+    text += (f"; it fluctuates by {first['rms at the first']:.2g} at the first and "
+             f"{last['rms at the last']:.2g} at the last size")  # fmt: skip
     counts = ", ".join(f"{kind} in {len(some)}" for kind, some in kinds.items() if some)
     text += f" (against -1/3: {counts} of {len(rows)} windows"
     deepest: dict[int, int] = {}

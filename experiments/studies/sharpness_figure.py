@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -57,8 +58,10 @@ def _collapse(axis: Axes, results: dict, name: str) -> None:
     power = DEGENERATE[name][1]
     values = [eps for n, eps in results if n == name]
     for i, eps in enumerate(values):
-        axis.plot(*scaled_curve(results[name, eps], eps, power), **look(i), ms=3, lw=0.8,
-                  label=f"eps {eps:g}")  # fmt: skip
+        # in the order of eps, which may be more than there are colours to tell apart
+        colour = colormaps["viridis"](0.9 * i / max(1, len(values) - 1))
+        axis.plot(*scaled_curve(results[name, eps], eps, power), **look(i) | {"color": colour},
+                  ms=3, lw=0.8, label=f"eps {eps:g}")  # fmt: skip
     axis.set(xscale="log", yscale="log")
     low, high = axis.get_ylim()
     axis.set_ylim(low / (high / low) ** 0.45, high)
@@ -68,18 +71,21 @@ def _collapse(axis: Axes, results: dict, name: str) -> None:
 
 def _windows(axis: Axes, windows: list[dict]) -> None:
     _guides(axis, (-0.5, -1 / 3))
+    # by the values: the interval of a window that is no power law may be longer than all the rest
+    values = [r[name] for r in windows for name in ("exponent", "untrained")]
+    low, high = max(min(*values, -0.5), -1.2) - 0.1, min(max(*values, -1 / 3), 0.5) + 0.1
     for i, key in enumerate(dict.fromkeys((r["lr"], r["rank"]) for r in windows)):
         own = [r for r in windows if (r["lr"], r["rank"]) == key]
-        middle = np.array([math.sqrt(r["from L"] * r["to L"]) * r["H"] for r in own])
+        middle = np.array([math.sqrt(r["from L"] * r["to L"]) * r["H"] for r in own]) * 1.15**i
         value = np.array([r["exponent"] for r in own])
-        ends = np.array([(r["low"], r["high"]) for r in own])
+        ends = np.clip([(r["low"], r["high"]) for r in own], low, high)
         style = look(i)
-        axis.errorbar(middle * 1.15**i, value, np.abs(ends.T - value), ms=3, lw=0.8,
-                      fmt=style["marker"], color=style["color"],
-                      label=f"lr {key[0]:g}, {_ordinal(key[1])}")  # fmt: skip
+        axis.plot(middle, value, **style, ms=3, lw=0, label=f"lr {key[0]:g}, {_ordinal(key[1])}")
+        axis.vlines(middle, *ends.T, color=style["color"], lw=0.8)
+        axis.plot(middle, [r["untrained"] for r in own], color=style["color"], marker="_", ms=6,
+                  mew=1.2, lw=0)  # fmt: skip
     axis.set_xscale("log")
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high + 0.4 * (high - low))
+    axis.set_ylim(low, high + 0.45 * (high - low))
     legend(axis, loc="upper right")
     label(axis, x="L H, middle of the window", y="exponent of x in L", title="found by the search")
 
