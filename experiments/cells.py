@@ -8,7 +8,7 @@ from pathlib import Path
 from ipslimit import ParticleRun, train_particles
 from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
-from ipslimit.particles import joined
+from ipslimit.runs import joined
 from solvers import LimitRun
 from solvers.memory import SHARE, available
 

@@ -20,9 +20,8 @@ from solvers import LimitRun, solve_limit
 
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
 from .provenance import provenance
-from .store import prepare_folder, write_csv, write_figure, write_json
+from .store import finite, prepare_folder, write_csv, write_figure, write_json
 from .study import RULES, Flat, Setting, StudyError
-from .sweep import finite
 from .together import write_together
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -84,6 +85,17 @@ def write_json(path: Path, value: object) -> None:
     text = json.dumps(value, indent=2, allow_nan=False)
     with replacing(path) as file:
         file.write(text + "\n")
+
+
+def finite(value):
+    """The same with non-finite floats as strings, which JSON can hold."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def write_figure(path: Path, figure) -> None:

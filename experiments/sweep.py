@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ipslimit.checks import resolve_device
@@ -23,9 +21,19 @@ from solvers.memory import SHARE, available
 
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
+from .frame.runner import alone, progress_bar
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
-from .store import NUMBER, Cells, prepare_folder, write_cell, write_csv, write_figure, write_json
+from .store import (
+    NUMBER,
+    Cells,
+    finite,
+    prepare_folder,
+    write_cell,
+    write_csv,
+    write_figure,
+    write_json,
+)
 from .study import Study, StudyError
 from .together import write_together
 
@@ -33,13 +41,14 @@ from .together import write_together
 SCRAMBLINGS = 4
 # One unit of `cell_cost`, roughly, on one core: for what has to be known before anything is timed.
 SECONDS_A_UNIT = 1e-8
-_log = logging.getLogger("ipslimit")
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # The limit's summary, as it is kept.
 LIMIT_FORM = {
     "error": NUMBER, "errors": [list], "theta": [list], "status": str, "message": str,
     "elements": int, "nodes": int, "quadrature_error": NUMBER, "loss": [NUMBER],
+    "quadrature": [dict.fromkeys(("variable", "term", "norm", "set"), str)
+                   | {"step": int, "seed": int, "error": NUMBER}],
 }  # fmt: skip
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
@@ -174,23 +183,6 @@ class Sweep:
     def run(self, progress: bool = True) -> SweepResult:
         """Compute what is missing, then fit; writes nothing but the cells."""
         return run_sweeps([self], "sweep", progress)[0]
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait for another process that sweeps this study into this folder: it will be done then.
-
-        The lock goes with its process, however that ends.
-        """
-        lock = FileLock(self.lock_path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            _log.warning("another process measures this study in this folder; waiting for it")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
 
     def plan(self) -> Plan:
         """Read what there is."""
@@ -330,20 +322,12 @@ def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> lis
     with contextlib.ExitStack() as locks:
         # always in the same order, so that two processes never wait for each other
         for _, sweep in sorted({sweep.lock_path: sweep for sweep in sweeps}.items()):
-            locks.enter_context(sweep.alone())
+            locks.enter_context(alone(sweep.lock_path))
         plans = [sweep.plan() for sweep in sweeps]
         costs = [sweep.costs(plan) for sweep, plan in zip(sweeps, plans, strict=True)]
         total, done = (sum(column) for column in zip(*costs, strict=True))
         with progress_bar(total, done, name, progress) as bar:
             return [sweep.finish(plan, bar) for sweep, plan in zip(sweeps, plans, strict=True)]
-
-
-def progress_bar(total: int, done: int, name: str, shown: bool = True) -> tqdm:
-    """Percentage, time spent and time left, of a work of which `done` was found finished."""
-    return tqdm(
-        total=total, initial=done, desc=name, disable=not shown, dynamic_ncols=True,
-        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}",
-    )  # fmt: skip
 
 
 def _theta_errors(run: LimitRun, depths: Sequence[int]) -> list[list]:
@@ -398,14 +382,3 @@ def write_results(result: SweepResult, study: Study, folder: Path, device: objec
 def _whole_heads(row: dict) -> dict:
     """The row with H as the integer it is, unless it is inf: cells hold floats."""
     return row | {"H": int(row["H"])} if math.isfinite(row["H"]) else row
-
-
-def finite(value):
-    """The same with non-finite floats as strings, which JSON can hold."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

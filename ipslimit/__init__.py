@@ -11,10 +11,11 @@ from ._version import __version__
 from .attention import attention_field, attention_vjp
 from .heads import Heads
 from .laws import Atoms, TruncatedNormal, XavierUniform
-from .particles import ParticleRun, train_particles
+from .particles import train_particles
 from .problem import Problem
 from .rates import fit_rates
 from .rules import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW
+from .runs import ParticleRun
 
 __all__ = [
     "SGD",

@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 
 from .fluctuation import PredictedFluctuation
-from .particles import ParticleRun
 from .rules.identity import require_same_rule
+from .runs import ParticleRun
 
 Row = dict[str, object]
 

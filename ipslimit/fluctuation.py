@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 
 from .heads import Heads
 from .laws import Atoms
-from .particles import ParticleRun, empty_run, train_from
+from .particles import train_from
 from .problem import Problem
 from .rules import Rule
 from .rules.identity import require_same_rule, rule_text
+from .runs import ParticleRun, empty_run
 
 # The derivative is a central difference at this multiple of the noise itself: small enough that the
 # next order is a hundredth of what it is at the noise, large enough for the roundings of float32.
@@ -72,6 +74,24 @@ def is_linear(nonlinearity: float) -> bool:
     return nonlinearity <= LINEAR_TOLERANCE  # not so where it is not finite
 
 
+def train_weights(
+    problem: Problem, rule: Rule, weights: torch.Tensor, record: Sequence[int], device: object,
+    **options,
+) -> ParticleRun:  # fmt: skip
+    """The model with all atoms in every layer, at weights (runs, L, M) of any kind.
+
+    At weights n / H that is the particle model with n draws of each atom, at those of the law the
+    whole-law model. Trains to the last step of `record`; `options` are those of `train_from`.
+    """
+    law = problem.law.heads.to(problem.dtype)
+    weights = weights.to(law.weights).transpose(0, 1)
+    packed = law.packed.expand(*weights.shape[:2], *law.packed.shape)
+    start = Heads.from_packed(packed, weights, law.layout)
+    depth, count = weights.shape[:2]
+    run = empty_run(depth, None, range(count), max(record), problem, device)
+    return train_from(start, problem, rule, max(record), record, run, device=device, **options)
+
+
 def predict_fluctuation(
     problem: Problem,
     rule: Rule,
@@ -115,17 +135,9 @@ def predict_fluctuation(
     noise = run.counts.double() / run.head_count - problem.law.heads.weights.double().cpu()
 
     def perturbed(noise: torch.Tensor) -> ParticleRun:
-        shifted = law.weights + noise.to(law.weights)  # (seeds, L, M)
-        weights = shifted.transpose(0, 1)
-        packed = law.packed.expand(*weights.shape[:2], *law.packed.shape)
-        start = Heads.from_packed(packed, weights, law.layout)
-        found = empty_run(
-            run.depth, run.head_count, range(len(noise)), recorded[-1], problem, device
-        )
-        return train_from(
-            start, problem, rule, recorded[-1], recorded, found, run.residual_exponent, device,
-            record_heads=False,
-        )  # fmt: skip
+        weights = law.weights + noise.to(law.weights)  # (seeds, L, M)
+        options = {"residual_exponent": run.residual_exponent, "record_heads": False}
+        return train_weights(problem, rule, weights, recorded, device, **options)
 
     def respond(noise: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
         """The linear part, and the response to the mirrored noise."""

@@ -10,7 +10,6 @@ and applies that layer's update at once, so gradients of more than one layer nev
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,78 +25,12 @@ from .rules import Rule
 from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
 from .rules.trial import require_rule
+from .runs import ParticleRun, empty_run, repeated
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
 # Of one call; more can be named by their indices in another.
 MOST_SEEDS = 2**24
-# What a run holds one of for every seed, whatever the law.
-PER_SEED = (
-    "loss", "diverged", "diverged_at", "x", "p", "probe_x", "probe_p", "probe_loss", "heads",
-)  # fmt: skip
-
-
-@dataclasses.dataclass
-class ParticleRun:
-    """Trajectories of `train_particles`.
-
-    Attributes
-    ----------
-    x, p : dict step -> tensor (seeds, L+1, B, N, d)
-        Hidden states and costates (scaled by N, O(1)) on the training contexts.
-    probe_x, probe_p : dict step -> tensor (seeds, L+1, B', N, d)
-        The same on the probe contexts; empty without probes.
-    loss : tensor (seeds, steps+1)
-        J before each step and after the last.
-    probe_loss : dict step -> tensor (seeds,)
-    heads : dict step -> Heads with leading dimensions (seeds, L)
-    counts : tensor (seeds, L, M) of int64, or None
-        Draws of each atom; None for laws without atoms and for the whole law.
-    atoms : tensor (seeds, L, K) of int64, or None
-        Which atom each stored head started from.
-    diverged : tensor (seeds,) of bool
-        Seeds whose hidden states, costates or loss became NaN or infinite. From then on their
-        heads are frozen, and what they give is recorded as it comes, non-finite. (A probe that
-        overflows alone is recorded as it comes too, and does not flag the seed.)
-    diverged_at : tensor (seeds,) of int64
-        The training step at which that was seen; -1 where it was not.
-    status : str
-        "ok", or "n of m seeds diverged".
-    notes : list of str
-        What the rule has to say of the run, such as symmetry pairs that could not be balanced.
-    cost : dict
-        "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
-    depth, head_count, seeds, root_seed, residual_exponent
-        Of the run; head_count is inf for the whole law.
-    rule : str
-        Which rule trained it, as a text (`rules.identity.rule_text`): its class and its fields, or
-        "no identity: " and why there is none. Empty where that is not known.
-    """
-
-    depth: int
-    head_count: float
-    seeds: tuple[int, ...]
-    root_seed: int
-    loss: torch.Tensor
-    diverged: torch.Tensor
-    diverged_at: torch.Tensor
-    residual_exponent: float = 1.0
-    rule: str = ""
-    counts: torch.Tensor | None = None
-    atoms: torch.Tensor | None = None
-    x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    probe_x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    probe_p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    heads: dict[int, Heads] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    cost: dict[str, int] = dataclasses.field(default_factory=lambda: {"field": 0, "vjp": 0})
-
-    @property
-    def status(self) -> str:
-        count = int(self.diverged.sum())
-        return f"{count} of {len(self.seeds)} seeds diverged" if count else "ok"
 
 
 def train_particles(
@@ -199,7 +132,7 @@ def train_particles(
     own = start.map(lambda t: t.to(device).contiguous())
     del start  # or there would be a second copy of all heads
     _train(own, problem, rule, steps, record, run, residual_exponent, group)
-    return run if heads is not None else _repeated(run, seeds)
+    return run if heads is not None else repeated(run, seeds)
 
 
 def _require_room(
@@ -245,22 +178,6 @@ def _drawn(
     return start, torch.stack(counts), torch.stack(atoms)
 
 
-def empty_run(
-    depth: int, heads: float | None, seeds: Iterable[int], steps: int, problem: Problem, device
-) -> ParticleRun:
-    """A run with nothing in it yet, for `train_from` to fill."""
-    seeds = tuple(seeds)
-    return ParticleRun(
-        depth=depth,
-        head_count=float("inf") if heads is None else heads,
-        seeds=seeds,
-        root_seed=0,
-        loss=torch.full((len(seeds), steps + 1), torch.nan, dtype=problem.dtype, device=device),
-        diverged=torch.zeros(len(seeds), dtype=torch.bool, device=device),
-        diverged_at=torch.full((len(seeds),), -1, device=device),
-    )
-
-
 def train_from(
     start: Heads,
     problem: Problem,
@@ -301,7 +218,7 @@ def _train(
         x = sweep.forward(contexts)
         loss, p_end = problem.loss_and_costate(x[-1], targets)
         run.loss[:, step] = loss
-        _flag(run, step, torch.isfinite(x[-1]).flatten(1).all(1) & torch.isfinite(loss))
+        run.flag(step, torch.isfinite(x[-1]).flatten(1).all(1) & torch.isfinite(loss))
         if not keep and step == steps:
             break
         training = None
@@ -310,50 +227,12 @@ def _train(
             training = Training(rule, state, step + 1, per_token, ~run.diverged)
         p = sweep.backward(x, p_end, keep, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
-        _flag(run, step, torch.isfinite(p[0]).flatten(1).all(1))
+        run.flag(step, torch.isfinite(p[0]).flatten(1).all(1))
         if keep:
             run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
         del x, p  # before the next step makes its own
     run.notes = rule.notes(state)
     return run
-
-
-def joined(parts: Sequence[ParticleRun]) -> ParticleRun:
-    """Runs of different seeds of one model as one run."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def join(values: list):
-        if values[0] is None:
-            return None
-        if isinstance(values[0], dict):
-            return {step: join([value[step] for value in values]) for step in values[0]}
-        if isinstance(values[0], Heads):
-            packed = torch.cat([value.packed for value in values])
-            weights = torch.cat([value.weights for value in values])
-            return Heads.from_packed(packed, weights, values[0].layout)
-        return torch.cat(values)
-
-    names = (*PER_SEED, "counts", "atoms")
-    fields = {name: join([getattr(part, name) for part in parts]) for name in names}
-    fields["seeds"] = tuple(seed for part in parts for seed in part.seeds)
-    fields["cost"] = {name: sum(part.cost[name] for part in parts) for name in parts[0].cost}
-    fields["notes"] = list(dict.fromkeys(note for part in parts for note in part.notes))
-    return dataclasses.replace(parts[0], **fields)
-
-
-def _repeated(run: ParticleRun, seeds: tuple[int, ...]) -> ParticleRun:
-    """The run of one seed as that of many, without copying it."""
-
-    def repeat(value):
-        if isinstance(value, dict):
-            return {step: repeat(item) for step, item in value.items()}
-        if isinstance(value, Heads):
-            return value.map(repeat)
-        return value.expand(len(seeds), *value.shape[1:])
-
-    repeated = {name: repeat(getattr(run, name)) for name in PER_SEED}
-    return dataclasses.replace(run, seeds=seeds, **repeated)
 
 
 def _record_probes(sweep: Sweep, problem: Problem, run: ParticleRun, step: int, device) -> None:
@@ -362,12 +241,6 @@ def _record_probes(sweep: Sweep, problem: Problem, run: ParticleRun, step: int, 
     run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
     p = sweep.backward(x, p_end, keep=True)
     run.probe_x[step], run.probe_p[step] = x.transpose(0, 1), p.transpose(0, 1)
-
-
-def _flag(run: ParticleRun, step: int, finite: torch.Tensor) -> None:
-    fresh = ~finite & ~run.diverged
-    run.diverged |= fresh
-    run.diverged_at[fresh] = step
 
 
 def draw_generator(root_seed: int, depth: int, heads: int, seed: int) -> np.random.Generator:

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from experiments.studies.degenerate import TangentialSetting
 from ipslimit import Atoms, Heads, Problem
 from ipslimit.heads import BIASES, MATRICES
 
@@ -108,20 +109,9 @@ def clipped(rule, dim=None):
     return with_attributes(own, **vars(rule))
 
 
-def tangential_problem(pairs=8, seed=0):
-    """One token whose limit has the costate P_1(s) = (s - 1/2)^2: a gradient with a double zero.
-
-    Values are tokens, so the mean field is linear, x' = A x with A nilpotent, and
-    P' = -A^T P makes P_1 quadratic in s. The atoms' O are A +- E in pairs, so its mean is A.
-    """
-    chain = torch.diag(torch.ones(2, dtype=F64), -1)
-    spread = normal(pairs, 3, 3, seed=seed)
-    o = torch.cat([chain + spread, chain - spread])
-    zero, v = torch.zeros_like(o), torch.eye(3, dtype=F64).expand_as(o).clone()
-    x0 = torch.tensor([1.0, 0.5, -0.5], dtype=F64)
-    p_end = torch.tensor([0.25, -1.0, 2.0], dtype=F64)  # 2 (x(1) - y)
-    target = torch.matrix_exp(chain) @ x0 - p_end / 2
-    return Problem(x0[None, None], target[None], Atoms(Heads(zero, zero.clone(), v, o)))
+def tangential_problem():
+    """One whose limit has the costate P_1(s) = (s - 1/2)^2, with atoms far apart."""
+    return TangentialSetting(atoms=16, spread=1.0).make_problem()
 
 
 def assert_to_rounding(actual, expected, multiple, what=""):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.engines import EngineFailed, InProcess, Processes, choose_engine, grouped
 from experiments.engines.local import REPLACEMENTS, processors
+from experiments.frame.runner import alone
 from experiments.study import Setting, Sizes, Study
 from experiments.sweep import Sweep
 
@@ -118,13 +119,13 @@ def contents(folder):
 def test_a_second_sweep_of_a_study_waits_for_the_first(tmp_path, caplog):
     sweep = Sweep(SMALL, tmp_path, "cpu")
     other = Sweep(SMALL, tmp_path, "cpu")
-    with sweep.alone():
+    with alone(sweep.lock_path):
         import threading
 
         entered = []
 
         def second():
-            with other.alone():
+            with alone(other.lock_path):
                 entered.append(time.monotonic())
 
         thread = threading.Thread(target=second)
@@ -139,7 +140,8 @@ def test_a_second_sweep_of_a_study_waits_for_the_first(tmp_path, caplog):
 
 def test_different_studies_do_not_wait(tmp_path):
     others = dataclasses.replace(SMALL, tol=1e-3)
-    with Sweep(SMALL, tmp_path, "cpu").alone(), Sweep(others, tmp_path, "cpu").alone():
+    paths = [Sweep(study, tmp_path, "cpu").lock_path for study in (SMALL, others)]
+    with alone(paths[0]), alone(paths[1]):
         pass
 
 

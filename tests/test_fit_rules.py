@@ -11,7 +11,8 @@ from builders import assert_to_rounding, clipped, random_heads, small_atoms, sma
 import ipslimit
 from ipslimit import SGD, AdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.errors import bias_table
-from ipslimit.particles import empty_run, train_from
+from ipslimit.particles import train_from
+from ipslimit.runs import empty_run
 from solvers import solve_limit
 
 

@@ -26,7 +26,7 @@ from ipslimit import (
     train_particles,
 )
 from ipslimit.attention.dispatch import VARIABLE
-from ipslimit.particles import joined
+from ipslimit.runs import joined
 from solvers import solve_limit
 from solvers.picard import NotContracting
 

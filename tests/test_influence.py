@@ -17,7 +17,8 @@ from experiments.studies.redraw import (
 )
 from experiments.study import Setting
 from ipslimit import AdamW, Atoms, Heads, Problem, train_particles
-from ipslimit.particles import draw_generator, empty_run, train_from
+from ipslimit.particles import draw_generator, train_from
+from ipslimit.runs import empty_run
 
 RULE = AdamW(lr=0.05, eps=0.01)
 

@@ -12,8 +12,9 @@ from builders import clipped, random_heads, small_atoms, small_problem
 from ipslimit import SGD, AdamW, Heads, Rebalance, Rule, train_particles
 from ipslimit.errors import bias_table
 from ipslimit.heads import Layout
-from ipslimit.particles import empty_run, train_from
+from ipslimit.particles import train_from
 from ipslimit.rules import trial
+from ipslimit.runs import empty_run
 from solvers import solve_limit
 
 

@@ -30,8 +30,9 @@ from ipslimit import (
     train_particles,
 )
 from ipslimit.losses import ReadoutCrossEntropy
-from ipslimit.particles import empty_run, train_from
+from ipslimit.particles import train_from
 from ipslimit.problem import Problem
+from ipslimit.runs import empty_run
 
 # Some tens of roundings per layer and step, in sums of O(1) terms; Adam divides by sqrt(v) + eps
 # with eps = 0.1, which multiplies them by 10 at most. Each test runs a few layers and steps.

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.store import finite
 from experiments.studies.degenerate import FlatSetting, TangentialSetting, turned_shares
 from experiments.studies.finding import as_dict
 from experiments.studies.search import PointSetting, ascend, random_point, slope_of_x
 from experiments.studies.sharpness import SEARCHED, Sharpness, verdict
 from experiments.study import Sizes
-from experiments.sweep import finite
 from ipslimit import train_particles
 from ipslimit.rates import Trend, fit_trend
 from solvers import solve_limit

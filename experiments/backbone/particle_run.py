@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from ipslimit import Heads, ParticleRun, Problem, Rule, attention_vjp, train_particles
-from ipslimit.particles import empty_run, train_from
+from ipslimit.particles import train_from
+from ipslimit.runs import empty_run
 from ipslimit.trajectory import Backbone, Trajectory, displacements, gram_matrix
 from solvers import LimitRun, solve_limit
 

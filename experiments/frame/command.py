@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ipslimit.checks import require_int
 
 from ..provenance import provenance
-from ..store import prepare_folder, write_csv, write_figure, write_json
-from ..sweep import finite
+from ..store import finite, prepare_folder, write_csv, write_figure, write_json
 from ..together import write_together
 from .experiment import Experiment
 

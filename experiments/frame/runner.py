@@ -52,7 +52,8 @@ def run(
         done = _kept(tasks, cells)
         missing = [key for key in tasks if key not in done]
         shared = prepare(missing) if missing else ()
-        with _progress_bar(name, tasks, done, progress) as bar:
+        total, found = (sum(tasks[key].cost for key in keys) for keys in (tasks, done))
+        with progress_bar(total, found, name, progress) as bar:
             order = TopologicalSorter({key: task.after for key, task in tasks.items()})
             order.prepare()
             while order.is_active():
@@ -100,11 +101,11 @@ def _call(shared: tuple, function: Callable[..., dict], arguments: tuple) -> dic
     return function(*shared, *arguments)
 
 
-def _progress_bar(name: str, tasks: dict[Hashable, Task], done: dict, shown: bool) -> tqdm:
-    """Percentage, time spent and time left."""
+def progress_bar(total: float, done: float, name: str, shown: bool = True) -> tqdm:
+    """Percentage, time spent and time left, of a work of which `done` was found finished."""
     return tqdm(
-        total=sum(task.cost for task in tasks.values()),
-        initial=sum(tasks[key].cost for key in done),
+        total=total,
+        initial=done,
         desc=name,
         disable=not shown,
         dynamic_ncols=True,

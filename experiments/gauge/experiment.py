@@ -19,9 +19,8 @@ from ..engines import InProcess
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
 from ..frame.task import Task
-from ..store import FORMAT
+from ..store import FORMAT, finite
 from ..study import Flat, Setting
-from ..sweep import finite
 
 TREATMENTS = ("none", "soft", "hard")
 # Either model in a cell, whose non-finite numbers are text.

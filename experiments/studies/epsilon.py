@@ -13,10 +13,11 @@ from ipslimit.checks import require_real
 from ipslimit.rates import Trend, fit_trend
 from solvers import solve_limit
 
+from ..frame.runner import progress_bar
 from ..plots import NAMES, SMALL, caption, look
 from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes
-from ..sweep import SweepResult, progress_bar
+from ..sweep import SweepResult
 from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, legend, page

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from ipslimit.rates import RateFit, Share, Trend
 
 from ..provenance import provenance
-from ..store import DamagedFile, require_form, write_csv, write_figure, write_json
-from ..sweep import finite
+from ..store import DamagedFile, finite, require_form, write_csv, write_figure, write_json
 from ..together import read_json, read_together, write_together
 
 FILE = "finding.json"

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from ipslimit.checks import require_real, resolve_device
 from ipslimit.rates import RateFits, fit_rates
 
+from ..frame.runner import progress_bar
 from ..plots import NAMES, caption, look
 from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes, StudyError
-from ..sweep import progress_bar
 from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table
 from .panels import label, legend_outside, page

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from scipy import optimize, stats
 
-from ipslimit import Heads, Problem, Rule
-from ipslimit.particles import ParticleRun, draw_generator, empty_run, train_from
+from ipslimit import Problem, Rule
+from ipslimit.fluctuation import train_weights
+from ipslimit.particles import draw_generator
 
 # Seeds trained at a time: the heads of their runs are what takes memory.
 TOGETHER = 16
@@ -117,19 +118,6 @@ def redraw(
     other[each, layer, old] -= 1
     other[each, layer, new] += 1
     return other, layer, old
-
-
-def train_weights(
-    problem: Problem, rule: Rule, weights: torch.Tensor, record: Sequence[int], device: object
-) -> ParticleRun:
-    """All atoms in every layer, with weights (runs, L, M) of any kind."""
-    law = problem.law.heads.to(problem.dtype)
-    weights = weights.to(law.weights).transpose(0, 1)
-    packed = law.packed.expand(*weights.shape[:2], *law.packed.shape)
-    start = Heads.from_packed(packed, weights, law.layout)
-    depth, count = weights.shape[:2]
-    run = empty_run(depth, math.inf, range(count), max(record), problem, device)
-    return train_from(start, problem, rule, max(record), record, run, device=device)
 
 
 def _squared_changes(packed: torch.Tensor, count: int) -> torch.Tensor:

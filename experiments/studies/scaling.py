@@ -16,10 +16,10 @@ from ipslimit.checks import require_real
 from ipslimit.rates import RateFit, RateFits, fit_rates
 
 from ..cells import FORM as CELL
+from ..frame.runner import progress_bar
 from ..plots import COLOURS, MARKERS, SMALL, cells_of, legend_below, log_axes
 from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes
-from ..sweep import progress_bar
 from .base import ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Measured, Picture, Table
 from .panels import label, legend, page, rms

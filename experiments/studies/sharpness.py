@@ -12,10 +12,11 @@ import numpy as np
 from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.rates import Trend, fit_trend
 
+from ..frame.runner import progress_bar
 from ..plots import cells_of
 from ..store import Cells, write_cell
 from ..study import Flat, Sizes, StudyError
-from ..sweep import SweepResult, progress_bar
+from ..sweep import SweepResult
 from .base import ClauseStudy, fit_rows, sweep_notes
 from .degenerate import (
     DEGENERATE,

@@ -16,10 +16,10 @@ from ipslimit.rates import RateFits, exponent_differences, fit_rates
 from solvers import LimitRun, solve_limit
 
 from ..cells import FORM as CELL
+from ..frame.runner import progress_bar
 from ..plots import BIAS, NAMES, caption, cells_of, legend_below, log_axes, look, series, triangle
 from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes, StudyError
-from ..sweep import progress_bar
 from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table
 from .panels import dots, label, page
