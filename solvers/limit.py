@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable
@@ -368,7 +369,12 @@ def _refine(
         )
         return LimitRun(fine, coarse, "diverged", reason, history, cost)
     if rounding:
-        error, fine, coarse = best
+        _, fine, coarse = best
+        # the best may be so by chance: it differs from finer ones by no less than both are rounded
+        chosen = next(i for i, pair in enumerate(history) if pair.grid is coarse.grid)
+        later = [pair.difference for pair in history[chosen + 1 :]]
+        error = max(history[chosen].error, min(later, default=0.0))
+        history[chosen] = dataclasses.replace(history[chosen], error=error)
     reason = f"estimated error {error:.1e} > tol {tol:.1e} on {fine.grid.elements} elements"
     if rounding:
         dtype = str(fine.loss.dtype).removeprefix("torch.")

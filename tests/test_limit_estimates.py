@@ -232,6 +232,8 @@ def test_estimates_in_float32_are_honest_down_to_its_rounding():
         problem, rule, steps, record = generated(seed, hard=seed % 2 == 0)
         x, y, heads = (t.to(single) for t in (problem.contexts, problem.targets, problem.law.heads))
         run = solved((Problem(x, y, Atoms(heads), problem.causal), rule, steps, record), 1e-6)
+        if run.status == "diverged":
+            continue
         # the same rounded numbers in float64
         exact = Problem(x.double(), y.double(), Atoms(heads.to(F64)), problem.causal)
         fine, known = reference(exact, rule, steps, record, wanted=0.02 * run.error)
