@@ -36,6 +36,7 @@ _local = threading.local()
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _compiled = set()
+_announced = set()
 
 
 def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
@@ -165,8 +166,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def _compile(function, dtype: torch.dtype, work) -> None:
     """Compile for one dtype by running no task; tell the user if it takes over a second."""
-    message = "compiling the attention kernel for %s (once, where it can be kept)"
-    timer = threading.Timer(ANNOUNCE_AFTER, _log.warning, (message, dtype))
+    timer = threading.Timer(ANNOUNCE_AFTER, _announce, (dtype,))
     timer.daemon = True
     timer.start()
     try:
@@ -174,6 +174,14 @@ def _compile(function, dtype: torch.dtype, work) -> None:
     finally:
         timer.cancel()
     _compiled.add((function, dtype))
+
+
+def _announce(dtype: torch.dtype) -> None:
+    """Once for all functions of a dtype, which are compiled one after the other."""
+    if dtype not in _announced:
+        _announced.add(dtype)
+        message = "compiling the attention kernel for %s (once, where it can be kept)"
+        _log.warning(message, dtype)
 
 
 @functools.lru_cache(maxsize=256)
