@@ -1,0 +1,94 @@
+"""What README and docs/theory.md claim of studies is what these find, to the printed digit.
+
+A row of a table that names a study claims numbers with intervals of its `--quick` size; rows of
+README's first table claim those of the default sweep. Bits differ between kinds of machines, and
+printed digits may do so too, in the last place.
+"""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from experiments.cli import main
+from experiments.studies.command import STUDIES
+
+ROOT = Path(__file__).parents[1]
+README, THEORY = ((ROOT / name).read_text() for name in ("README.md", "docs/theory.md"))
+NUMBER = r"-?\d+\.\d+"
+MEASURED = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+NAMES = [study.NAME for study in STUDIES]
+
+
+def table(text, first):
+    """Cells of the rows of the table whose head starts so."""
+    (_, after) = text.split(first)
+    lines = after.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+CLAUSES = table(THEORY, "| clause |")
+STUDIED = table(README, "| study |")
+SWEPT = table(README, "| step | variable |")
+
+
+def test_every_study_is_in_the_table_of_the_readme():
+    assert [row[0].strip("`") for row in STUDIED] == NAMES
+    assert all(len(row) == 3 and re.search(r"\d", row[2]) for row in STUDIED)
+
+
+def test_every_clause_names_a_command_and_tests_that_are_there():
+    for clause, _, measured, _, verdict, command, held_by in CLAUSES:
+        assert MEASURED.search(measured) or "not" in measured, clause
+        assert verdict, clause
+        words = shlex.split(command.strip("`"))
+        assert words[:2] in (["make", "sweep"], ["ipslimit", "study"]), clause
+        assert words[2:3] in ([], *([name] for name in NAMES)), clause
+        files = re.findall(r"`(test_\w+\.py)`", held_by)
+        assert files and all((ROOT / "tests" / file).exists() for file in files), clause
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Everything that a command prints or writes of numbers, run once: name -> text."""
+    texts = {}
+
+    def text_of(name):
+        if name not in texts:
+            folder = tmp_path_factory.mktemp(name)
+            if name == "sweep":
+                main(["sweep", "--out", str(folder)])
+                rates = json.loads((folder / "rates.json").read_text())
+                fits = [(f["exponent"], *f["ci95"]) for f in rates["fits"]]
+                fits += [(t["slope"], *t["ci95"]) for t in rates["constant_trends"]]
+                texts[name] = "\n".join(
+                    "{:.2f} [{:.2f}, {:.2f}]".format(*(v + 0.0 for v in fit)) for fit in fits
+                )
+            else:
+                main(["study", name, "--quick", "--out", str(folder)])
+                finding = json.loads((folder / "finding.json").read_text())
+                lines = [line["text"] for line in finding["measured"]]
+                texts[name] = "\n".join([*lines, finding["sentence"]])
+        return texts[name]
+
+    return text_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_finds_what_is_claimed(found, name):
+    claims = [row[2] for row in STUDIED if row[0].strip("`") == name]
+    claims += [row[2] for row in CLAUSES if row[5] == f"`ipslimit study {name} --quick`"]
+    numbers = [number for claim in claims for number in MEASURED.findall(claim)]
+    assert [number for number in numbers if number not in found(name)] == []
+
+
+@pytest.mark.slow
+def test_the_sweep_finds_what_is_claimed(found):
+    claims = [cell for row in SWEPT for cell in row]
+    claims += [row[2] for row in CLAUSES if row[5] == "`make sweep`"]
+    numbers = [number for claim in claims for number in MEASURED.findall(claim)]
+    assert len(numbers) >= 15
+    assert [number for number in numbers if number not in found("sweep")] == []
