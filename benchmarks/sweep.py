@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import torch
+from ipslimit.experiments.study import Sizes, Study
+from ipslimit.experiments.sweep import Sweep
 from scipy.optimize import nnls
 
-from experiments.study import Sizes, Study
-from experiments.sweep import Sweep
 from ipslimit import train_particles
 
 from . import plain

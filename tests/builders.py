@@ -3,8 +3,8 @@
 import math
 
 import torch
+from ipslimit.experiments.studies.degenerate import TangentialSetting
 
-from experiments.studies.degenerate import TangentialSetting
 from ipslimit import Atoms, Heads, Problem
 from ipslimit.heads import BIASES, MATRICES
 

@@ -7,26 +7,26 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_reviews import make_imdb
-
-from experiments.backbone.checkpoints import RowFile
-from experiments.backbone.experiment import BackboneExperiment
-from experiments.backbone.geometry import describe
-from experiments.backbone.optimizers import TextOptimizer
-from experiments.backbone.particle_run import (
+from ipslimit.experiments.backbone.checkpoints import RowFile
+from ipslimit.experiments.backbone.experiment import BackboneExperiment
+from ipslimit.experiments.backbone.geometry import describe
+from ipslimit.experiments.backbone.optimizers import TextOptimizer
+from ipslimit.experiments.backbone.particle_run import (
     _begun_anew,
     _seed_trajectory,
     limit_trajectory,
     particle_study,
 )
-from experiments.backbone.results import BackboneResult, summary
-from experiments.backbone.setting import BackboneSetting, ParticleSetting, TextSetting
-from experiments.backbone.text_run import group_columns, text_cell
-from experiments.cli import main
-from experiments.provenance import provenance
-from experiments.study import Setting
-from experiments.text.corpus import CorpusSetting, load_corpus
-from experiments.text.transformer import Architecture, TextClassifier
+from ipslimit.experiments.backbone.results import BackboneResult, summary
+from ipslimit.experiments.backbone.setting import BackboneSetting, ParticleSetting, TextSetting
+from ipslimit.experiments.backbone.text_run import group_columns, text_cell
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.study import Setting
+from ipslimit.experiments.text.corpus import CorpusSetting, load_corpus
+from ipslimit.experiments.text.transformer import Architecture, TextClassifier
+from test_reviews import make_imdb
+
 from ipslimit import train_particles
 
 
@@ -56,7 +56,7 @@ STUDY = Setting(steps=8, atoms=4, biases=True)
 
 
 def test_rows_come_back_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.backbone.checkpoints.BLOCK_BYTES", 8 * 3 * 4)
+    monkeypatch.setattr("ipslimit.experiments.backbone.checkpoints.BLOCK_BYTES", 8 * 3 * 4)
     values = torch.arange(5 * 10, dtype=torch.float32).view(5, 10)
     with RowFile(10, tmp_path) as rows:
         for row in values:
@@ -203,7 +203,7 @@ def found(text, tmp_path_factory):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(found, monkeypatch):
     experiment, first = found
     again = BackboneExperiment(experiment.setting, experiment.folder)
-    monkeypatch.setattr("experiments.frame.runner._compute", lambda *_: iter(()))
+    monkeypatch.setattr("ipslimit.experiments.frame.runner._compute", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
     paths = sorted(experiment.folder.iterdir())

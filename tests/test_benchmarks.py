@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from ipslimit.experiments.study import Study
 
 from benchmarks import boundary, growth, kernel, limit, limit_peers, plain, sweep, timing, training
 from benchmarks.training_peers import make_trainers
-from experiments.study import Study
 from ipslimit import Heads
 
 

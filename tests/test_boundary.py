@@ -7,26 +7,26 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-from test_reviews import make_imdb
-
-from experiments.boundary.experiment import (
+from ipslimit.experiments.boundary.experiment import (
     BoundaryCell,
     BoundaryExperiment,
     BoundarySetting,
     cells_of,
     run_cell,
 )
-from experiments.boundary.methods import METHODS
-from experiments.boundary.results import BoundaryResult, summary
-from experiments.cli import main
-from experiments.frame.window import Window
-from experiments.intervals import over_seeds
-from experiments.provenance import provenance
-from experiments.study import StudyError
-from experiments.text.batches import Batch
-from experiments.text.corpus import CorpusSetting
-from experiments.text.transformer import Architecture, TextClassifier
+from ipslimit.experiments.boundary.methods import METHODS
+from ipslimit.experiments.boundary.results import BoundaryResult, summary
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.frame.window import Window
+from ipslimit.experiments.intervals import over_seeds
+from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.study import StudyError
+from ipslimit.experiments.text.batches import Batch
+from ipslimit.experiments.text.corpus import CorpusSetting
+from ipslimit.experiments.text.transformer import Architecture, TextClassifier
+from scipy import stats
+from test_reviews import make_imdb
+
 from ipslimit.optim import SBOAdamW
 
 
@@ -120,7 +120,7 @@ def test_a_cell_depends_on_nothing_but_itself(small, found):
 def test_finished_runs_are_kept_and_damaged_ones_made_again(small, found, monkeypatch):
     experiment, first = found
     again = BoundaryExperiment(small, experiment.folder)
-    monkeypatch.setattr("experiments.frame.runner._compute", lambda *_: iter(()))
+    monkeypatch.setattr("ipslimit.experiments.frame.runner._compute", lambda *_: iter(()))
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
     paths = sorted(experiment.folder.iterdir())

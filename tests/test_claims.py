@@ -11,9 +11,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from experiments.cli import main
-from experiments.studies.command import STUDIES
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.studies.command import STUDIES
 
 ROOT = Path(__file__).parents[1]
 README, THEORY = ((ROOT / name).read_text() for name in ("README.md", "docs/theory.md"))

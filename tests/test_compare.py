@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.compare import Pair, compare, comparison_figure, write_comparison
+from ipslimit.experiments.study import Setting
 
-from experiments.cli import main
-from experiments.compare import Pair, compare, comparison_figure, write_comparison
-from experiments.study import Setting
 from ipslimit.errors import quadrature_table
 
 PAIR = Pair(

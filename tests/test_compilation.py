@@ -6,8 +6,7 @@ import sys
 
 import numba
 import pytest
-
-from experiments.cli import main
+from ipslimit.experiments.cli import main
 
 CHECK = """
 import sys
@@ -70,9 +69,9 @@ import torch
 from ipslimit import AdamW, attention_field, attention_vjp
 from ipslimit.attention import eager
 from builders import random_heads, normal, small_problem
-from solvers.grid import DepthGrid
-from solvers.march import March, _compiled
-from solvers.scheme import System
+from ipslimit.solvers.grid import DepthGrid
+from ipslimit.solvers.march import March, _compiled
+from ipslimit.solvers.scheme import System
 
 def kernel():
     heads, x = random_heads((2,), H=5), normal(2, 3, 4, 3)
@@ -108,9 +107,9 @@ def test_entries_kept_by_different_processes_work_together(tmp_path):
 WITHOUT_COMPILER = """
 import hashlib
 import torch
-from experiments.study import Setting
+from ipslimit.experiments.study import Setting
 from ipslimit import train_particles
-from solvers import solve_limit
+from ipslimit.solvers import solve_limit
 setting = Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=8, steps=2)
 problem, rule = setting.make_problem(), setting.make_rule()
 run = train_particles(problem, rule, depth=4, heads=8, steps=2, seeds=2)

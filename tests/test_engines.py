@@ -8,12 +8,11 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from experiments.engines import EngineFailed, InProcess, Processes, choose_engine, grouped
-from experiments.engines.local import REPLACEMENTS, processors
-from experiments.frame.runner import alone
-from experiments.study import Setting, Sizes, Study
-from experiments.sweep import Sweep
+from ipslimit.experiments.engines import EngineFailed, InProcess, Processes, choose_engine, grouped
+from ipslimit.experiments.engines.local import REPLACEMENTS, processors
+from ipslimit.experiments.frame.runner import alone
+from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.sweep import Sweep
 
 SMALL = Study(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=4, steps=2, eps=0.1),
@@ -84,7 +83,7 @@ def test_bad_workers_are_refused(workers):
 
 def test_a_scheduler_that_is_not_there_is_refused():
     pytest.importorskip("distributed")
-    from experiments.engines.cluster import Cluster
+    from ipslimit.experiments.engines.cluster import Cluster
 
     with pytest.raises(ValueError, match="scheduler must be the address of a running"):
         Cluster("tcp://127.0.0.1:9", timeout=1.0)

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-
-from experiments.studies.fair import FairSetting
-from experiments.studies.scaling import SymmetricSetting
-from experiments.studies.worst import (
+from ipslimit.experiments.studies.fair import FairSetting
+from ipslimit.experiments.studies.scaling import SymmetricSetting
+from ipslimit.experiments.studies.worst import (
     FrozenError,
     ascend,
     costate_at_end,
@@ -15,9 +14,10 @@ from experiments.studies.worst import (
     project,
     random_contexts,
 )
-from experiments.study import Setting
+from ipslimit.experiments.study import Setting
+from ipslimit.solvers import solve_limit
+
 from ipslimit import Problem, attention_field, train_particles
-from solvers import solve_limit
 
 BASE = FairSetting(d=5, m=2, tokens=4, contexts=3, probes=2, atoms=3, eps=1e-2, lr=0.05, steps=2)
 

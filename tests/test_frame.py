@@ -8,22 +8,30 @@ from typing import Annotated
 
 import pytest
 import torch
+from ipslimit.experiments.backbone.setting import BackboneSetting
+from ipslimit.experiments.boundary.experiment import BoundarySetting
+from ipslimit.experiments.cli import COMMANDS, main
+from ipslimit.experiments.engines import InProcess
+from ipslimit.experiments.engines.local import OneThread
+from ipslimit.experiments.frame.command import ExperimentCommand
+from ipslimit.experiments.frame.experiment import Experiment
+from ipslimit.experiments.frame.fields import (
+    Checked,
+    Count,
+    Distinct,
+    Inner,
+    Natural,
+    Of,
+    Positive,
+    Some,
+)
+from ipslimit.experiments.frame.runner import alone, run
+from ipslimit.experiments.frame.task import Task
+from ipslimit.experiments.frame.window import Window
+from ipslimit.experiments.gauge.experiment import GaugeSetting
+from ipslimit.experiments.rebalance.experiment import RebalanceSetting
+from ipslimit.experiments.store import Cells, DamagedFile
 from test_reviews import make_imdb
-
-from experiments.backbone.setting import BackboneSetting
-from experiments.boundary.experiment import BoundarySetting
-from experiments.cli import COMMANDS, main
-from experiments.engines import InProcess
-from experiments.engines.local import OneThread
-from experiments.frame.command import ExperimentCommand
-from experiments.frame.experiment import Experiment
-from experiments.frame.fields import Checked, Count, Distinct, Inner, Natural, Of, Positive, Some
-from experiments.frame.runner import alone, run
-from experiments.frame.task import Task
-from experiments.frame.window import Window
-from experiments.gauge.experiment import GaugeSetting
-from experiments.rebalance.experiment import RebalanceSetting
-from experiments.store import Cells, DamagedFile
 
 TEXT = str(Path(__file__).parent / "text.txt")
 CALLS = []

@@ -5,9 +5,8 @@ import json
 
 import matplotlib.image
 import pytest
-
-from experiments.cli import main
-from experiments.provenance import provenance
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.provenance import provenance
 
 FLAGS = (
     "gauge --d 3 --m 2 --tokens 3 --contexts 2 --atoms 4 --steps 2 --eps 0.1 --lr 0.1 "

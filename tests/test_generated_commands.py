@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from experiments import cli
+from ipslimit.experiments import cli
 
 README = str(Path(__file__).parents[1] / "README.md")
 FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}

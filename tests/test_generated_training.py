@@ -9,9 +9,11 @@ import torch.distributed as dist
 from builders import normal, random_heads, small_atoms
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ipslimit.experiments.cells import _train_in_parts
+from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.solvers import solve_limit
+from ipslimit.solvers.picard import NotContracting
 
-from experiments.cells import _train_in_parts
-from experiments.study import Setting, Sizes, Study
 from ipslimit import (
     SGD,
     AdamW,
@@ -27,8 +29,6 @@ from ipslimit import (
 )
 from ipslimit.attention.dispatch import VARIABLE
 from ipslimit.runs import joined
-from solvers import solve_limit
-from solvers.picard import NotContracting
 
 F32, F64 = torch.float32, torch.float64
 BIASES = ("bq", "bk", "bv", "bo")

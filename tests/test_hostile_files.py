@@ -12,14 +12,24 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from experiments import cells as sweep_cells
-from experiments.backbone.experiment import BackboneCell, BackboneExperiment
-from experiments.backbone.setting import BackboneSetting
-from experiments.boundary.experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
-from experiments.store import Cells, DamagedFile, _checksum, read_cell, write_blob, write_cell
-from experiments.study import Setting, Sizes, Study
-from experiments.sweep import Sweep
+from ipslimit.experiments import cells as sweep_cells
+from ipslimit.experiments.backbone.experiment import BackboneCell, BackboneExperiment
+from ipslimit.experiments.backbone.setting import BackboneSetting
+from ipslimit.experiments.boundary.experiment import (
+    BoundaryCell,
+    BoundaryExperiment,
+    BoundarySetting,
+)
+from ipslimit.experiments.store import (
+    Cells,
+    DamagedFile,
+    _checksum,
+    read_cell,
+    write_blob,
+    write_cell,
+)
+from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.sweep import Sweep
 
 ROOT = Path(__file__).parents[1]
 STUDY = Study(
@@ -204,10 +214,10 @@ class TestRebalance:
     @pytest.fixture(scope="class")
     def ran(self, tmp_path_factory):
         pytest.importorskip("tokenizers")
-        from experiments.rebalance.arms import Treatment
-        from experiments.rebalance.experiment import RebalanceExperiment as Runs
-        from experiments.rebalance.experiment import RebalanceSetting
-        from experiments.text.training import Recipe
+        from ipslimit.experiments.rebalance.arms import Treatment
+        from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
+        from ipslimit.experiments.rebalance.experiment import RebalanceSetting
+        from ipslimit.experiments.text.training import Recipe
 
         study = RebalanceSetting(
             data=str(ROOT / "README.md"), variants=("classic",), seeds=1, steps=2,

@@ -12,11 +12,17 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.studies.finding import (
+    FORM,
+    Finding,
+    Measured,
+    Picture,
+    Table,
+    write_finding,
+)
+from ipslimit.experiments.studies.report import ReportCommand
 from matplotlib.figure import Figure
-
-from experiments.cli import main
-from experiments.studies.finding import FORM, Finding, Measured, Picture, Table, write_finding
-from experiments.studies.report import ReportCommand
 
 in_one_folder = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 from builders import small_atoms, small_problem
-
-from experiments.studies.influence import Influence
-from experiments.studies.redraw import (
+from ipslimit.experiments.studies.influence import Influence
+from ipslimit.experiments.studies.redraw import (
     bound_ratio,
     fit_mean,
     mean_square,
     measure_redraws,
     redraw,
 )
-from experiments.study import Setting
+from ipslimit.experiments.study import Setting
+
 from ipslimit import AdamW, Atoms, Heads, Problem, train_particles
 from ipslimit.particles import draw_generator, train_from
 from ipslimit.runs import empty_run
@@ -191,7 +191,7 @@ def test_diverged_seeds_are_left_out_and_counted():
 def test_seeds_do_not_depend_on_how_many_are_measured(monkeypatch):
     problem = small_problem(small_atoms(M=3), B=1, N=2)
     whole = measure_redraws(problem, RULE, 2, 2, (1,), range(5))
-    monkeypatch.setattr("experiments.studies.redraw.TOGETHER", 2)
+    monkeypatch.setattr("ipslimit.experiments.studies.redraw.TOGETHER", 2)
     assert measure_redraws(problem, RULE, 2, 2, (1,), range(5)) == whole
 
 
@@ -212,7 +212,7 @@ def test_a_killed_study_loses_the_cell_in_flight_and_a_finished_one_is_read(tmp_
             raise KeyboardInterrupt
         return measure_redraws(*arguments)
 
-    name = "experiments.studies.influence.measure_redraws"
+    name = "ipslimit.experiments.studies.influence.measure_redraws"
     monkeypatch.setattr(name, killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         small(tmp_path).find(progress=False)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from builders import normal, random_heads, small_atoms, small_problem
+from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
+from ipslimit.solvers.scheme import System
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.attention import fused
@@ -12,8 +14,6 @@ from ipslimit.layers import Sweep, Training, make_sweep
 from ipslimit.layers.compiled import CompiledSweep
 from ipslimit.rules import input_means
 from ipslimit.rules.compiled import update_rows
-from solvers.march import OPERATIONS_COMPILED, March, _compiled
-from solvers.scheme import System
 
 RULES = [
     SGD(0.1),
@@ -150,14 +150,14 @@ def test_the_sweep_is_chosen_by_sizes_and_rule():
 
 
 def test_compiled_march_is_the_march_to_rounding(monkeypatch):
-    from solvers.grid import DepthGrid
+    from ipslimit.solvers.grid import DepthGrid
 
     grid = DepthGrid((0.0, 0.25, 0.5, 1.0))
     problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")), causal=True)
     heads = random_heads((2 * grid.elements + 1,), H=6, seed=4)
     answers, costs = [], []
     for limit in (OPERATIONS_COMPILED, -1.0):
-        monkeypatch.setattr("solvers.march.OPERATIONS_COMPILED", limit)
+        monkeypatch.setattr("ipslimit.solvers.march.OPERATIONS_COMPILED", limit)
         system = System(grid, heads, True, {"field": 0, "vjp": 0}, True)
         assert bool(_compiled(system, problem.contexts)) == (limit > 0)
         x = March().forward(system, problem.contexts)

@@ -5,19 +5,19 @@ import json
 import math
 import pathlib
 
+import ipslimit.solvers.limit
 import numpy as np
 import pytest
 import torch
 from builders import F64, generator, small_atoms, small_problem
+from ipslimit.solvers import solve_limit
+from ipslimit.solvers.grid import DepthGrid
+from ipslimit.solvers.on_grid import train_on_grid
+from ipslimit.solvers.picard import NotContracting, Picard
+from ipslimit.solvers.quadrature import wanted
 
-import solvers.limit
 from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
 from ipslimit.errors import bias_table, quadrature_table
-from solvers import solve_limit
-from solvers.grid import DepthGrid
-from solvers.on_grid import train_on_grid
-from solvers.picard import NotContracting, Picard
-from solvers.quadrature import wanted
 
 DENSE = torch.linspace(0, 1, 401, dtype=F64)
 SMOOTH = AdamW(lr=0.03, eps=0.1)
@@ -330,11 +330,11 @@ def test_auto_falls_back_to_march_where_picard_does_not_contract(monkeypatch):
         def __init__(self):
             super().__init__(max_sweeps=2)
 
-    monkeypatch.setitem(solvers.limit.SCHEMES, "picard", Impatient)
+    monkeypatch.setitem(ipslimit.solvers.limit.SCHEMES, "picard", Impatient)
     with pytest.raises(NotContracting, match="method='march'"):
         solve_limit(problem, rule, 1, 1e-3, device="cpu", method="picard")
     # what "auto" is on a CUDA device
-    monkeypatch.setattr(solvers.limit, "_choose", lambda method, device: Impatient())
+    monkeypatch.setattr(ipslimit.solvers.limit, "_choose", lambda method, device: Impatient())
     run = solve_limit(problem, rule, 1, 1e-3, device="cpu", method="auto")
     assert run.x(1, DENSE).equal(expected.x(1, DENSE)) and run.p(1, 0.3).equal(expected.p(1, 0.3))
 
@@ -496,7 +496,7 @@ def test_nodes_stay_where_no_number_that_is_held_would_do(monkeypatch):
     run = solve_sampled(1, 32, max_nodes=64, quadrature_tol=tol)[1]
     assert run.status == "tolerance not reached" and run.nodes == 32
     assert "nodes beyond max_nodes (64)" in run.message
-    monkeypatch.setattr(solvers.limit, "free_bytes", lambda device: 10**5)
+    monkeypatch.setattr(ipslimit.solvers.limit, "free_bytes", lambda device: 10**5)
     run = solve_sampled(1, 32, max_nodes=2**16, quadrature_tol=tol)[1]
     assert run.status == "tolerance not reached" and run.nodes == 32
     assert "nodes beyond what the memory holds" in run.message

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from experiments.engines import InProcess
-from experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
-from experiments.study import Setting, Sizes, Study, StudyError
-from experiments.sweep import Sweep
-from solvers.memory import available, limit_bytes
+from ipslimit.experiments.engines import InProcess
+from ipslimit.experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
+from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
+from ipslimit.experiments.sweep import Sweep
+from ipslimit.solvers.memory import available, limit_bytes
 
 SMALL = Study(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
@@ -24,9 +23,9 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import torch
-from experiments.cells import measure_cell
-from experiments.study import Setting, Sizes, Study
-from solvers import solve_limit
+from ipslimit.experiments.cells import measure_cell
+from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.solvers import solve_limit
 
 def peak():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -130,7 +129,7 @@ def test_what_cannot_be_split_is_refused_before_anything_is_computed(tmp_path, m
     def refuse(*arguments, **options):
         raise AssertionError("the limit was solved")
 
-    monkeypatch.setattr("experiments.sweep.solve_limit", refuse)
+    monkeypatch.setattr("ipslimit.experiments.sweep.solve_limit", refuse)
     with pytest.raises(StudyError, match=r"cell L=4, H=inf needs .* GiB.*Raise --memory"):
         Sweep(SMALL, tmp_path, "cpu", InProcess(), 1000).run(progress=False)
     assert not list((tmp_path / "cells").glob("*.json"))

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 import ipslimit
 import ipslimit.nn
 import ipslimit.optim
-import solvers
+from ipslimit import solvers
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

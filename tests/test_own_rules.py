@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from builders import clipped, random_heads, small_atoms, small_problem
+from ipslimit.solvers import solve_limit
 
 from ipslimit import SGD, AdamW, Heads, Rebalance, Rule, train_particles
 from ipslimit.errors import bias_table
@@ -15,7 +16,6 @@ from ipslimit.heads import Layout
 from ipslimit.particles import train_from
 from ipslimit.rules import trial
 from ipslimit.runs import empty_run
-from solvers import solve_limit
 
 
 def train(rule, problem=None, depth=3, heads=4, steps=3, seeds=2, **options):
@@ -259,7 +259,7 @@ def test_a_clip_over_everything_does_train_otherwise_among_other_seeds_and_stays
     monkeypatch,
 ):
     """What the trial is for: without it both runs say ok."""
-    for module in ("ipslimit.particles", "solvers.limit"):
+    for module in ("ipslimit.particles", "ipslimit.solvers.limit"):
         monkeypatch.setattr(f"{module}.require_rule", lambda *arguments: None)
     rule = BAD["clipped AdamW"][0]
     alone, among = (train(rule, steps=5, seeds=seeds) for seeds in (1, 4))

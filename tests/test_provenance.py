@@ -8,11 +8,11 @@ import numpy
 import pytest
 import scipy
 import torch
+from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.sweep import Sweep
 
 import ipslimit
-from experiments.provenance import provenance
-from experiments.study import Setting, Sizes, Study
-from experiments.sweep import Sweep
 
 
 def test_versions_and_machine_are_named(monkeypatch):

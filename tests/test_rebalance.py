@@ -15,14 +15,18 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from experiments.cli import main
-from experiments.provenance import provenance
-from experiments.rebalance.arms import ARMS, BASE, Treatment
-from experiments.rebalance.experiment import RebalanceCell, RebalanceSetting, checkpoint_path
-from experiments.rebalance.experiment import RebalanceExperiment as Runs
-from experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
-from experiments.study import StudyError
-from experiments.text.training import Recipe
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.rebalance.arms import ARMS, BASE, Treatment
+from ipslimit.experiments.rebalance.experiment import (
+    RebalanceCell,
+    RebalanceSetting,
+    checkpoint_path,
+)
+from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
+from ipslimit.experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
+from ipslimit.experiments.study import StudyError
+from ipslimit.experiments.text.training import Recipe
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
 TINY = RebalanceSetting(
@@ -121,7 +125,7 @@ def test_the_number_of_processes_changes_no_bit(ran, tmp_path):
 @pytest.mark.slow
 def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
     _, cells = ran
-    command = [sys.executable, "-m", "experiments.cli", "rebalance", "--data", TEXT]
+    command = [sys.executable, "-m", "ipslimit.experiments.cli", "rebalance", "--data", TEXT]
     command += ["--seeds", "1", "--steps", "4", "--resumed-steps", "12", "--start-steps", "3"]
     command += ["--vocabulary", "300", "--context", "8", "--width", "16", "--layers", "1"]
     command += ["--heads", "2", "--held-out-windows", "16", "--batch", "4", "--lr", "1e-2"]

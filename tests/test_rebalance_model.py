@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from builders import assert_to_rounding
-
-from experiments.rebalance.corpus import (
+from ipslimit.experiments.rebalance.corpus import (
     check_source,
     load_tokens,
     read_text,
@@ -15,11 +14,12 @@ from experiments.rebalance.corpus import (
     tokenize,
     windows,
 )
-from experiments.store import DamagedFile
-from experiments.study import StudyError
-from experiments.text.training import Recipe, Trainer, held_out_loss
-from experiments.text.transformer import VARIANTS, Shape, make_decoder, rotate, rotation
-from experiments.text.wikipedia import plain_text, read_dump
+from ipslimit.experiments.store import DamagedFile
+from ipslimit.experiments.study import StudyError
+from ipslimit.experiments.text.training import Recipe, Trainer, held_out_loss
+from ipslimit.experiments.text.transformer import VARIANTS, Shape, make_decoder, rotate, rotation
+from ipslimit.experiments.text.wikipedia import plain_text, read_dump
+
 from ipslimit.optim import SAGGS, find_pairs, verify_pairs
 
 WINDOWS = np.random.default_rng(0).integers(0, 50, (20, 9))

@@ -7,17 +7,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from experiments.text.batches import Batches
-from experiments.text.reviews import (
+from ipslimit.experiments.text.batches import Batches
+from ipslimit.experiments.text.reviews import (
     ReviewsError,
     ReviewSet,
     _read_rotten_tomatoes,
     load_reviews,
     split_by_movie,
 )
-from experiments.text.transformer import TextClassifier, masked_mean
-from experiments.text.words import PADDING, UNKNOWN, Vocabulary, words
+from ipslimit.experiments.text.transformer import TextClassifier, masked_mean
+from ipslimit.experiments.text.words import PADDING, UNKNOWN, Vocabulary, words
 
 
 def part_of(sizes, seed=0):

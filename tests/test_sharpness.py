@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from ipslimit.experiments.store import finite
+from ipslimit.experiments.studies.degenerate import FlatSetting, TangentialSetting, turned_shares
+from ipslimit.experiments.studies.finding import as_dict
+from ipslimit.experiments.studies.search import PointSetting, ascend, random_point, slope_of_x
+from ipslimit.experiments.studies.sharpness import SEARCHED, Sharpness, verdict
+from ipslimit.experiments.study import Sizes
+from ipslimit.solvers import solve_limit
 
-from experiments.store import finite
-from experiments.studies.degenerate import FlatSetting, TangentialSetting, turned_shares
-from experiments.studies.finding import as_dict
-from experiments.studies.search import PointSetting, ascend, random_point, slope_of_x
-from experiments.studies.sharpness import SEARCHED, Sharpness, verdict
-from experiments.study import Sizes
 from ipslimit import train_particles
 from ipslimit.rates import Trend, fit_trend
-from solvers import solve_limit
 
 
 def test_the_limit_of_the_flat_problem_stands_still():
@@ -144,11 +144,13 @@ def study(out, **options):
 
 def test_what_was_chosen_for_its_luck_is_measured_afresh(tmp_path, monkeypatch):
     """Before training every problem has -1/2; a slower one is luck, which is not reported."""
-    monkeypatch.setattr("experiments.studies.sharpness.SEARCHED",
+    monkeypatch.setattr("ipslimit.experiments.studies.sharpness.SEARCHED",
                         dataclasses.replace(SEARCHED, seeds=6))  # fmt: skip
-    monkeypatch.setattr("experiments.studies.sharpness.QUICK_AFRESH", ((8, 32, 128), (4, 1024)))
+    monkeypatch.setattr(
+        "ipslimit.experiments.studies.sharpness.QUICK_AFRESH", ((8, 32, 128), (4, 1024))
+    )
     # weak fields: strong ones grow over depth, more so the finer it is, and that is no luck
-    monkeypatch.setattr("experiments.studies.search.LARGEST_WEIGHT", 0.5)
+    monkeypatch.setattr("ipslimit.experiments.studies.search.LARGEST_WEIGHT", 0.5)
     finding = study(tmp_path).find(progress=False)
     found = [json.loads(path.read_text().partition("\n")[2])
              for path in (tmp_path / "cells").glob("ascent-*")]  # fmt: skip
@@ -171,7 +173,9 @@ def test_what_was_chosen_for_its_luck_is_measured_afresh(tmp_path, monkeypatch):
 
 def test_a_killed_search_loses_the_cell_in_flight_only(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr("experiments.studies.sharpness.SEARCHED", Sizes((2, 4, 8), (1,), 2))
+    monkeypatch.setattr(
+        "ipslimit.experiments.studies.sharpness.SEARCHED", Sizes((2, 4, 8), (1,), 2)
+    )
 
     def killed(*arguments):
         calls.append(arguments)
@@ -179,7 +183,7 @@ def test_a_killed_search_loses_the_cell_in_flight_only(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return slope_of_x(*arguments)
 
-    name = "experiments.studies.sharpness.slope_of_x"
+    name = "ipslimit.experiments.studies.sharpness.slope_of_x"
     monkeypatch.setattr(name, killed)
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path)._search(progress=False)

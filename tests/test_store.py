@@ -5,9 +5,7 @@ import os
 import pickle
 
 import pytest
-from matplotlib.figure import Figure
-
-from experiments.store import (
+from ipslimit.experiments.store import (
     DamagedFile,
     prepare_folder,
     read_cell,
@@ -17,6 +15,7 @@ from experiments.store import (
     write_figure,
     write_json,
 )
+from matplotlib.figure import Figure
 
 
 def test_cell_comes_back_as_it_was_written(tmp_path):

@@ -27,7 +27,15 @@ CELLS = 5 * 4 + 1  # with H = inf, and the limit
 
 
 def start(folder, *options, flags=FLAGS, **arguments):
-    command = [sys.executable, "-m", "experiments.cli", "sweep", *flags, "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "ipslimit.experiments.cli",
+        "sweep",
+        *flags,
+        "--out",
+        str(folder),
+    ]
     return subprocess.Popen(
         [*command, *options],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

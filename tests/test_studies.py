@@ -15,18 +15,18 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.store import write_cell
+from ipslimit.experiments.studies import scaling, uniform
+from ipslimit.experiments.studies.command import STUDIES
+from ipslimit.experiments.studies.fair import FairSetting
+from ipslimit.experiments.studies.finding import write_finding
+from ipslimit.experiments.studies.report import read_finding, report
+from ipslimit.experiments.studies.scaling import SymmetricSetting
+from ipslimit.experiments.studies.search import PointSetting
+from ipslimit.experiments.study import Setting
 
-from experiments.cli import main
-from experiments.provenance import provenance
-from experiments.store import write_cell
-from experiments.studies import scaling, uniform
-from experiments.studies.command import STUDIES
-from experiments.studies.fair import FairSetting
-from experiments.studies.finding import write_finding
-from experiments.studies.report import read_finding, report
-from experiments.studies.scaling import SymmetricSetting
-from experiments.studies.search import PointSetting
-from experiments.study import Setting
 from ipslimit.rates import equivalence
 from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER
 
@@ -258,7 +258,8 @@ def test_contexts_of_an_ascent_that_has_not_ended_decide_nothing():
 
 
 def test_the_crossover_of_exact_power_laws():
-    from experiments.studies.rates import crossover
+    from ipslimit.experiments.studies.rates import crossover
+
     from ipslimit.rates import fit_rates
 
     rows = []

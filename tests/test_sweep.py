@@ -6,18 +6,18 @@ import json
 import math
 import re
 
+import ipslimit.experiments.cells
+import ipslimit.experiments.sweep
 import matplotlib.image
 import numpy
 import pytest
+from ipslimit.experiments.cli import main
+from ipslimit.experiments.compare import Pair, compare
+from ipslimit.experiments.plots import rates_figure
+from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
+from ipslimit.experiments.summary import summary
+from ipslimit.experiments.sweep import Sweep, write_results
 
-import experiments.cells
-import experiments.sweep
-from experiments.cli import main
-from experiments.compare import Pair, compare
-from experiments.plots import rates_figure
-from experiments.study import Setting, Sizes, Study, StudyError
-from experiments.summary import summary
-from experiments.sweep import Sweep, write_results
 from ipslimit import train_particles
 
 SMALL = Study(
@@ -173,9 +173,9 @@ def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch)
         if "L4-H4-" not in path.name:
             (tmp_path / "cells" / path.name).write_bytes(path.read_bytes())
     measured = []
-    original = experiments.cells.measure_cell
+    original = ipslimit.experiments.cells.measure_cell
     monkeypatch.setattr(
-        experiments.cells, "measure_cell",
+        ipslimit.experiments.cells, "measure_cell",
         lambda *arguments: measured.append(arguments[4:]) or original(*arguments),
     )  # fmt: skip
     again = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
@@ -256,7 +256,7 @@ def test_diverged_runs_are_counted_flagged_and_drawn(tmp_path, monkeypatch):
             run.x[2][1, 3:] = math.nan
         return run
 
-    monkeypatch.setattr(experiments.cells, "train_particles", poisoned)
+    monkeypatch.setattr(ipslimit.experiments.cells, "train_particles", poisoned)
     result = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
     assert result.runs["diverged"] == 1
     key = {"step": 2, "variable": "x", "norm": "rms", "set": "train", "term": "fluctuation"}

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-
-from experiments.store import CannotWrite, DamagedFile
-from experiments.together import read_json, read_together, write_together
+from ipslimit.experiments.store import CannotWrite, DamagedFile
+from ipslimit.experiments.together import read_json, read_together, write_together
 
 OLD = {"a.csv": "old a", "b.png": "old b", "only old.csv": "old c"}
 NEW = {"a.csv": "new a", "b.png": "new b", "only new.csv": "new d"}
@@ -135,7 +134,7 @@ def test_a_disk_without_locks(tmp_path, monkeypatch, no):
     def refuse(*arguments, **options):
         raise no
 
-    monkeypatch.setattr("experiments.together.FileLock.acquire", refuse)
+    monkeypatch.setattr("ipslimit.experiments.together.FileLock.acquire", refuse)
     write(tmp_path, OLD)
     write(tmp_path, NEW)
     assert verified(tmp_path) == shown(tmp_path) == NEW
@@ -144,7 +143,7 @@ def test_a_disk_without_locks(tmp_path, monkeypatch, no):
 WRITER = """
 import sys
 from pathlib import Path
-from experiments.together import write_together
+from ipslimit.experiments.together import write_together
 for _ in range(30):
     with write_together(Path(sys.argv[1]), "set") as staged:
         for i in range(5):

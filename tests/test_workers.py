@@ -9,12 +9,11 @@ import time
 
 import pytest
 import torch
-
-from experiments.engines.local import OneThread, Processes, processors
+from ipslimit.experiments.engines.local import OneThread, Processes, processors
 
 PARENT = """
 import time
-from experiments.engines.local import Processes
+from ipslimit.experiments.engines.local import Processes
 if __name__ == "__main__":
     list(Processes(2).run(time.sleep, (), {i: (600,) for i in range(2)}))
 """
