@@ -11,15 +11,11 @@ import abc
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import erf, erfinv
-from scipy.stats import qmc
 
 from .checks import require_bool, require_finite, require_int, require_real, require_room
 from .heads import BIASES, Heads, Layout
-
-# Sobol sequences are tabulated up to this dimension (one dimension per parameter of a head).
-SOBOL_DIMENSIONS = qmc.Sobol.MAXDIM
 
 
 class Law(abc.ABC):
@@ -171,9 +167,10 @@ class _SampledLaw(Law):
                 f"{names[0]} must be even, for the antithetic pairs; got {n}. Use {n + 1}."
             )
         require_int(names[1], seed, 0)
-        if self._random > SOBOL_DIMENSIONS:
+        most = scipy.stats.qmc.Sobol.MAXDIM  # so far their sequences are tabulated
+        if self._random > most:
             raise ValueError(
-                f"d*m must be at most {SOBOL_DIMENSIONS // 4} for Sobol nodes (one dimension per "
+                f"d*m must be at most {most // 4} for Sobol nodes (one dimension per "
                 f"parameter); got d={self.d}, m={self.m}. Use Atoms for larger heads."
             )
         require_room(names[0], n * self.layout.size, torch.float64)
@@ -194,7 +191,7 @@ class _SampledLaw(Law):
         breaks that symmetry.
         """
         self.check_nodes(n, seed)
-        sobol = qmc.Sobol(self._random, scramble=True, rng=np.random.default_rng(seed))
+        sobol = scipy.stats.qmc.Sobol(self._random, scramble=True, rng=np.random.default_rng(seed))
         # next power of two, then cut: the sequence's own balance where n allows it
         points = sobol.random_base2(max(0, math.ceil(math.log2(n // 2))))[: n // 2]
         # a scrambled point can round to 0, where a quantile may be infinite
@@ -256,7 +253,9 @@ class TruncatedNormal(_SampledLaw):
         scale = math.sqrt(2.0) * self.std
         if self.bound <= 1e-8 * scale:  # uniform to rounding, and the quantiles would underflow
             return (2.0 * u - 1.0) * self.bound
-        entries = scale * erfinv((2.0 * u - 1.0) * erf(self.bound / scale))
+        entries = scale * scipy.special.erfinv(
+            (2.0 * u - 1.0) * scipy.special.erf(self.bound / scale)
+        )
         return np.clip(entries, -self.bound, self.bound)
 
     def __repr__(self) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import scipy
 import torch
-from scipy.integrate import solve_bvp
 from torchdiffeq import odeint, odeint_adjoint
 
 from ipslimit import Heads, attention_field, attention_vjp
@@ -174,7 +174,9 @@ def boundary_value(
     guess = torch.stack([x0, end_costate(x0)]).reshape(-1, 1).expand(-1, 11).numpy()
     mesh = np.linspace(0.0, 1.0, guess.shape[1])
     with torch.no_grad():
-        solution = solve_bvp(slopes, boundary, mesh, guess, tol=tol, max_nodes=max_nodes)
+        solution = scipy.integrate.solve_bvp(
+            slopes, boundary, mesh, guess, tol=tol, max_nodes=max_nodes
+        )
     if solution.status != 0:
         raise ValueError(
             f"boundary_value found no solution of its {len(guess)} unknowns to tol={tol:g}: "

@@ -19,8 +19,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 import torch
-from scipy import optimize, stats
 
 from ipslimit import Problem, Rule
 from ipslimit.fluctuation import train_weights
@@ -202,12 +202,14 @@ def fit_mean(sizes: np.ndarray, squares: Sequence[tuple[float, float]]) -> dict 
 
     start = [0.25 * np.log(value[value > 0]).mean(), *[-0.5] * (free - 1)]
     try:
-        best, covariance = optimize.curve_fit(model, logs, value, start, error, absolute_sigma=True)
+        best, covariance = scipy.optimize.curve_fit(
+            model, logs, value, start, error, absolute_sigma=True
+        )
     except RuntimeError:  # no minimum found
         return None
     degrees = len(value) - free
     misfit = float((((value - model(logs, *best)) / error) ** 2).sum()) / degrees
-    half = stats.t.ppf(0.975, degrees) * np.sqrt(np.diag(covariance) * max(1.0, misfit))
+    half = scipy.stats.t.ppf(0.975, degrees) * np.sqrt(np.diag(covariance) * max(1.0, misfit))
     if not np.isfinite(half).all():
         return None
     return {

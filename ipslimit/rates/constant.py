@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 
 import numpy as np
-from scipy.stats import t as student
+import scipy
 
 from .settings import BOOTSTRAP, CORRECTION, check_level, check_settings
 from .single import Floor, Refused, fit_seeds
@@ -133,5 +133,5 @@ def _interval(ratio, measured, predicted, level):
     if count < 3:
         return None
     influence = 0.5 * (measured / measured.mean() - predicted / predicted.mean())
-    half = student.ppf(0.5 + level / 2, count - 1) * influence.std(ddof=1) / math.sqrt(count)
+    half = scipy.stats.t.ppf(0.5 + level / 2, count - 1) * influence.std(ddof=1) / math.sqrt(count)
     return [ratio * math.exp(-half), ratio * math.exp(half)]

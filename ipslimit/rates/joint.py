@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 
 import numpy as np
-from scipy.optimize import least_squares
+import scipy
 
 from .leastsquares import BEYOND, Undetermined, corrections, estimate
 from .single import Refused, choose, need_sizes, with_seeds
@@ -214,4 +214,6 @@ def _solve(curve, y, weights):
         below = np.hstack([np.zeros((len(penalty), 4)), np.diag(penalty)])
         return np.vstack([curve(q)[1] * scale[:, None], below])
 
-    return least_squares(rows, curve.start(y, weights), slopes, method="lm", max_nfev=400).x
+    return scipy.optimize.least_squares(
+        rows, curve.start(y, weights), slopes, method="lm", max_nfev=400
+    ).x

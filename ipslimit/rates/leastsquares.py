@@ -10,7 +10,7 @@ is fitted and small sizes fade. Either way the allowance enters the variance (sy
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 # How large corrections to log e are, in (L H)^-1/2, 1/L and 1/L^2: standard deviations, as wide as
 # on real problems. After 20 steps at H = 4 the second is -1.5 for x and -2.5 for p; the third, the
@@ -58,7 +58,7 @@ class Estimate:
         total = self.stat[j] + self.syst[j]
         # The systematic part is not estimated from seeds, so it costs no degrees of freedom.
         degrees = self.degrees[j] * (total / self.stat[j]) ** 2 if self.stat[j] > 0 else np.inf
-        return float(stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(total))
+        return float(scipy.stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(total))
 
 
 def estimate(design, residual, noise, weight_variance, allowance, groupings):

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from .leastsquares import corrections
 from .single import LEAST_SIZES, Refused
@@ -151,5 +151,5 @@ class Profile:
 
     def scatter(self, misfit):
         """Variance of the cells over that of the seeds: 1 unless significantly more."""
-        beyond = misfit > stats.chi2.ppf(SIGNIFICANT, self.free)
+        beyond = misfit > scipy.stats.chi2.ppf(SIGNIFICANT, self.free)
         return float(misfit / self.free) if beyond else 1.0

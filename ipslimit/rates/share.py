@@ -33,7 +33,7 @@ import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from .profile import Profile, gather
 from .single import Refused, choose, plain, with_seeds
@@ -220,7 +220,7 @@ class _Test:
         best = int(misfit.argmin())
         self.scatter = profile.scatter(misfit[best])
         distance = np.sqrt(np.maximum(misfit - misfit[best], 0.0) / self.scatter)
-        wanted = float(stats.t.ppf(self.level, sample.degrees))
+        wanted = float(scipy.stats.t.ppf(self.level, sample.degrees))
         ends = [_crossing(shares[best::way], distance[best::way], wanted) for way in (-1, 1)]
         self.z = float(np.sign(shares[best]) * distance[np.abs(shares).argmin()])
         # were the share 0 and the noise too: distances from there are the power of the data

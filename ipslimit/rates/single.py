@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from .leastsquares import BEYOND, Undetermined, corrections, estimate
 
@@ -134,7 +134,7 @@ class RateFit:
     def se(self):
         """Standard error that a normal interval of this width would have."""
         half = (self.interval[1] - self.interval[0]) / 2
-        return half / float(stats.norm.ppf(0.5 + self.level / 2))
+        return half / float(scipy.stats.norm.ppf(0.5 + self.level / 2))
 
     def contains(self, theory):
         """Whether the interval or fit range holds the exponent `theory`."""

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from .leastsquares import estimate
 from .settings import check_level, check_settings
@@ -156,7 +156,7 @@ def fit_slopes(size, errors, *, scale="log", level=0.95):
     slopes, constants = np.polyfit(x, np.log(errors), 1)
     count = len(slopes)
     se = float(slopes.std(ddof=1) / np.sqrt(count))
-    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * se
+    half = float(scipy.stats.t.ppf(0.5 + level / 2, count - 1)) * se
     slope = float(slopes.mean())
     return Trend(
         slope=slope,
