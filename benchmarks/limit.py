@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import torch
-from ipslimit.experiments.study import Setting
-from ipslimit.solvers import solve_limit
 
 from ipslimit import Heads, train_particles
+from ipslimit.experiments.study import Setting
+from ipslimit.solvers import solve_limit
 
 from . import limit_peers
 from .limit_peers import METHODS, OURS, Frozen

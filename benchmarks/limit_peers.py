@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from ipslimit.solvers.grid import DepthGrid
-from ipslimit.solvers.march import March
-from ipslimit.solvers.picard import NotContracting, Picard
-from ipslimit.solvers.scheme import System
 from scipy.integrate import solve_ivp
 from torchdiffeq import odeint, odeint_adjoint
 
 from ipslimit import Heads, attention_field, attention_vjp
 from ipslimit.layers import make_sweep
 from ipslimit.rules import SGD
+from ipslimit.solvers.grid import DepthGrid
+from ipslimit.solvers.march import March
+from ipslimit.solvers.picard import NotContracting, Picard
+from ipslimit.solvers.scheme import System
 
 from . import peers
 

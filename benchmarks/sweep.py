@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import torch
-from ipslimit.experiments.study import Sizes, Study
-from ipslimit.experiments.sweep import Sweep
 from scipy.optimize import nnls
 
 from ipslimit import train_particles
+from ipslimit.experiments.study import Sizes, Study
+from ipslimit.experiments.sweep import Sweep
 
 from . import plain
 from .timing import interleave, relative_error

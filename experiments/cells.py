@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipslimit.solvers import LimitRun
-from ipslimit.solvers.memory import SHARE, available
-
 from ipslimit import ParticleRun, train_particles
 from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.runs import joined
+from ipslimit.solvers import LimitRun
+from ipslimit.solvers.memory import SHARE, available
 
 from .engines import processors
 from .memory import seeds_that_fit

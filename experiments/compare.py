@@ -8,7 +8,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from ipslimit.solvers import LimitRun, solve_limit
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -17,6 +16,7 @@ from matplotlib.patches import Patch
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.particles import MOST_HEADS, MOST_SEEDS
+from ipslimit.solvers import LimitRun, solve_limit
 
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
 from .provenance import provenance

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from ipslimit.solvers.memory import limit_bytes
 
 from ipslimit import Heads
+from ipslimit.solvers.memory import limit_bytes
 
 from .study import DTYPES, Setting, Study, StudyError
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from ipslimit.solvers import LimitRun, solve_limit
-from ipslimit.solvers.memory import SHARE, available
 from tqdm import tqdm
 
 from ipslimit.checks import resolve_device
 from ipslimit.errors import quadrature_table
 from ipslimit.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.rates import RateFits, constant_ratios, constant_trends, fit_rates
+from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers.memory import SHARE, available
 
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from ipslimit.experiments.studies.degenerate import TangentialSetting
 
 from ipslimit import Atoms, Heads, Problem
+from ipslimit.experiments.studies.degenerate import TangentialSetting
 from ipslimit.heads import BIASES, MATRICES
 
 F64 = torch.float64

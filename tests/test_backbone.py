@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_reviews import make_imdb
+
+from ipslimit import train_particles
 from ipslimit.experiments.backbone.checkpoints import RowFile
 from ipslimit.experiments.backbone.experiment import BackboneExperiment
 from ipslimit.experiments.backbone.geometry import describe
@@ -25,9 +28,6 @@ from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.study import Setting
 from ipslimit.experiments.text.corpus import CorpusSetting, load_corpus
 from ipslimit.experiments.text.transformer import Architecture, TextClassifier
-from test_reviews import make_imdb
-
-from ipslimit import train_particles
 
 
 @pytest.fixture(scope="module")

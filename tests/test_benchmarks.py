@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from ipslimit.experiments.study import Study
 
 from benchmarks import boundary, growth, kernel, limit, limit_peers, plain, sweep, timing, training
 from benchmarks.training_peers import make_trainers
 from ipslimit import Heads
+from ipslimit.experiments.study import Study
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 4, 3, 2), (1, 1, 2, 6, 2, 4)])

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from test_reviews import make_imdb
+
 from ipslimit.experiments.boundary.experiment import (
     BoundaryCell,
     BoundaryExperiment,
@@ -24,9 +27,6 @@ from ipslimit.experiments.study import StudyError
 from ipslimit.experiments.text.batches import Batch
 from ipslimit.experiments.text.corpus import CorpusSetting
 from ipslimit.experiments.text.transformer import Architecture, TextClassifier
-from scipy import stats
-from test_reviews import make_imdb
-
 from ipslimit.optim import SBOAdamW
 
 

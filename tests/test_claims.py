@@ -11,6 +11,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.studies.command import STUDIES
 

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
+
+from ipslimit.errors import quadrature_table
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.compare import Pair, compare, comparison_figure, write_comparison
 from ipslimit.experiments.study import Setting
-
-from ipslimit.errors import quadrature_table
 
 PAIR = Pair(
     Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1,

@@ -6,6 +6,7 @@ import sys
 
 import numba
 import pytest
+
 from ipslimit.experiments.cli import main
 
 CHECK = """

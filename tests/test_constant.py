@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from builders import tangential_problem
-from ipslimit.experiments.studies.scaling import SymmetricSetting
 
 from ipslimit import AdamW, train_particles
+from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.rates import constant_ratios, constant_trends
 

@@ -5,6 +5,7 @@ import torch
 from builders import F64, normal
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ipslimit.solvers.grid import DepthGrid, Trajectory, between_nodes, hermite_weights, lagrange
 
 GRIDS = [DepthGrid.uniform(2), DepthGrid.uniform(7), DepthGrid((0.0, 0.1, 0.15, 0.5, 1.0))]

@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ipslimit.experiments.engines import EngineFailed, InProcess, Processes, choose_engine, grouped
 from ipslimit.experiments.engines.local import REPLACEMENTS, processors
 from ipslimit.experiments.frame.runner import alone

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from builders import small_atoms, small_problem, tangential_problem
-from ipslimit.solvers import solve_limit
 
 from ipslimit import SGD, AdamW, Problem, XavierUniform, train_particles
 from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import LINEAR_TOLERANCE, predict_fluctuation
 from ipslimit.rates import constant_ratios
+from ipslimit.solvers import solve_limit
 
 RULE = AdamW(lr=0.05, eps=0.05)
 RECORD = (0, 2)

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+
+from ipslimit import Problem, attention_field, train_particles
 from ipslimit.experiments.studies.fair import FairSetting
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.worst import (
@@ -16,8 +18,6 @@ from ipslimit.experiments.studies.worst import (
 )
 from ipslimit.experiments.study import Setting
 from ipslimit.solvers import solve_limit
-
-from ipslimit import Problem, attention_field, train_particles
 
 BASE = FairSetting(d=5, m=2, tokens=4, contexts=3, probes=2, atoms=3, eps=1e-2, lr=0.05, steps=2)
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from builders import assert_to_rounding, clipped, random_heads, small_atoms, small_problem
-from ipslimit.solvers import solve_limit
 
 import ipslimit
 from ipslimit import SGD, AdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.errors import bias_table
 from ipslimit.particles import train_from
 from ipslimit.runs import empty_run
+from ipslimit.solvers import solve_limit
 
 
 def train(rule, problem=None, depth=3, heads=4, steps=3, seeds=2, **options):

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import pytest
 import torch
+from test_reviews import make_imdb
+
 from ipslimit.experiments.backbone.setting import BackboneSetting
 from ipslimit.experiments.boundary.experiment import BoundarySetting
 from ipslimit.experiments.cli import COMMANDS, main
@@ -31,7 +33,6 @@ from ipslimit.experiments.frame.window import Window
 from ipslimit.experiments.gauge.experiment import GaugeSetting
 from ipslimit.experiments.rebalance.experiment import RebalanceSetting
 from ipslimit.experiments.store import Cells, DamagedFile
-from test_reviews import make_imdb
 
 TEXT = str(Path(__file__).parent / "text.txt")
 CALLS = []

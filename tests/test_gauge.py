@@ -5,6 +5,7 @@ import json
 
 import matplotlib.image
 import pytest
+
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
 

@@ -14,7 +14,6 @@ import torch
 from builders import F64, normal, random_heads, random_parts, small_atoms, small_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ipslimit.solvers import solve_limit
 from torch import nn
 
 import ipslimit.nn
@@ -36,6 +35,7 @@ from ipslimit import (
     train_particles,
 )
 from ipslimit.losses import ReadoutCrossEntropy
+from ipslimit.solvers import solve_limit
 
 ROOT = Path(__file__).parents[1]
 X, Y, HEADS = normal(2, 4, 3), normal(2, 3, seed=1), random_heads()

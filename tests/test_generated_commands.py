@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from ipslimit.experiments import cli
 
 README = str(Path(__file__).parents[1] / "README.md")

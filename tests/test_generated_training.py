@@ -9,10 +9,6 @@ import torch.distributed as dist
 from builders import normal, random_heads, small_atoms
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ipslimit.experiments.cells import _train_in_parts
-from ipslimit.experiments.study import Setting, Sizes, Study
-from ipslimit.solvers import solve_limit
-from ipslimit.solvers.picard import NotContracting
 
 from ipslimit import (
     SGD,
@@ -28,7 +24,11 @@ from ipslimit import (
     train_particles,
 )
 from ipslimit.attention.dispatch import VARIABLE
+from ipslimit.experiments.cells import _train_in_parts
+from ipslimit.experiments.study import Setting, Sizes, Study
 from ipslimit.runs import joined
+from ipslimit.solvers import solve_limit
+from ipslimit.solvers.picard import NotContracting
 
 F32, F64 = torch.float32, torch.float64
 BIASES = ("bq", "bk", "bv", "bo")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from ipslimit.experiments import cells as sweep_cells
 from ipslimit.experiments.backbone.experiment import BackboneCell, BackboneExperiment
 from ipslimit.experiments.backbone.setting import BackboneSetting

@@ -12,6 +12,8 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.studies.finding import (
     FORM,
@@ -22,7 +24,6 @@ from ipslimit.experiments.studies.finding import (
     write_finding,
 )
 from ipslimit.experiments.studies.report import ReportCommand
-from matplotlib.figure import Figure
 
 in_one_folder = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from builders import small_atoms, small_problem
+
+from ipslimit import AdamW, Atoms, Heads, Problem, train_particles
 from ipslimit.experiments.studies.influence import Influence
 from ipslimit.experiments.studies.redraw import (
     bound_ratio,
@@ -15,8 +17,6 @@ from ipslimit.experiments.studies.redraw import (
     redraw,
 )
 from ipslimit.experiments.study import Setting
-
-from ipslimit import AdamW, Atoms, Heads, Problem, train_particles
 from ipslimit.particles import draw_generator, train_from
 from ipslimit.runs import empty_run
 

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 from builders import normal, random_heads, small_atoms, small_problem
-from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
-from ipslimit.solvers.scheme import System
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.attention import fused
@@ -14,6 +12,8 @@ from ipslimit.layers import Sweep, Training, make_sweep
 from ipslimit.layers.compiled import CompiledSweep
 from ipslimit.rules import input_means
 from ipslimit.rules.compiled import update_rows
+from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
+from ipslimit.solvers.scheme import System
 
 RULES = [
     SGD(0.1),

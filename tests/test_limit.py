@@ -5,19 +5,19 @@ import json
 import math
 import pathlib
 
-import ipslimit.solvers.limit
 import numpy as np
 import pytest
 import torch
 from builders import F64, generator, small_atoms, small_problem
+
+import ipslimit.solvers.limit
+from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
+from ipslimit.errors import bias_table, quadrature_table
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.on_grid import train_on_grid
 from ipslimit.solvers.picard import NotContracting, Picard
 from ipslimit.solvers.quadrature import wanted
-
-from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
-from ipslimit.errors import bias_table, quadrature_table
 
 DENSE = torch.linspace(0, 1, 401, dtype=F64)
 SMOOTH = AdamW(lr=0.03, eps=0.1)

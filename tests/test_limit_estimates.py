@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 from builders import F64, small_atoms, small_problem
+
+from ipslimit import SGD, AdamW, Atoms, BlockAdamW, Heads, Problem, Rebalance, SBOAdamW
 from ipslimit.experiments.study import Setting, Study
+from ipslimit.heads import BIASES
+from ipslimit.particles import recorded_steps
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March
 from ipslimit.solvers.on_grid import train_on_grid
 from ipslimit.solvers.refinement import compare, mark
-
-from ipslimit import SGD, AdamW, Atoms, BlockAdamW, Heads, Problem, Rebalance, SBOAdamW
-from ipslimit.heads import BIASES
-from ipslimit.particles import recorded_steps
 
 DENSE = torch.linspace(0, 1, 401, dtype=F64)
 MOST = 4096  # elements of a reference

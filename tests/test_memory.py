@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
 from ipslimit.experiments.study import Setting, Sizes, Study, StudyError

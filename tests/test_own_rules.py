@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from builders import clipped, random_heads, small_atoms, small_problem
-from ipslimit.solvers import solve_limit
 
 from ipslimit import SGD, AdamW, Heads, Rebalance, Rule, train_particles
 from ipslimit.errors import bias_table
@@ -16,6 +15,7 @@ from ipslimit.heads import Layout
 from ipslimit.particles import train_from
 from ipslimit.rules import trial
 from ipslimit.runs import empty_run
+from ipslimit.solvers import solve_limit
 
 
 def train(rule, problem=None, depth=3, heads=4, steps=3, seeds=2, **options):

@@ -8,11 +8,11 @@ import numpy
 import pytest
 import scipy
 import torch
+
+import ipslimit
 from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.study import Setting, Sizes, Study
 from ipslimit.experiments.sweep import Sweep
-
-import ipslimit
 
 
 def test_versions_and_machine_are_named(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from builders import assert_to_rounding
+
 from ipslimit.experiments.rebalance.corpus import (
     check_source,
     load_tokens,
@@ -19,7 +20,6 @@ from ipslimit.experiments.study import StudyError
 from ipslimit.experiments.text.training import Recipe, Trainer, held_out_loss
 from ipslimit.experiments.text.transformer import VARIANTS, Shape, make_decoder, rotate, rotation
 from ipslimit.experiments.text.wikipedia import plain_text, read_dump
-
 from ipslimit.optim import SAGGS, find_pairs, verify_pairs
 
 WINDOWS = np.random.default_rng(0).integers(0, 50, (20, 9))

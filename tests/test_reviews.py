@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ipslimit.experiments.text.batches import Batches
 from ipslimit.experiments.text.reviews import (
     ReviewsError,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from builders import F64, normal, small_atoms, small_problem
-from ipslimit.solvers import solve_limit
-from ipslimit.solvers.routes import boundary_value, costate_adjoint, forward_dopri5
 
 from ipslimit import SGD
+from ipslimit.solvers import solve_limit
+from ipslimit.solvers.routes import boundary_value, costate_adjoint, forward_dopri5
 
 DEPTHS = [0.0, 0.25, 0.7, 1.0]
 LR = 0.5

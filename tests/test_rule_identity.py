@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from builders import small_atoms, small_problem, with_attributes
-from ipslimit.solvers import solve_limit
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.errors import bias_table, error_table, weak_table
 from ipslimit.fluctuation import predict_fluctuation
 from ipslimit.rules.identity import NAMELESS, class_name, rule_text
+from ipslimit.solvers import solve_limit
 
 
 class Descent(Rule):

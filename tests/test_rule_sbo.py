@@ -14,10 +14,10 @@ from builders import (
     small_atoms,
     small_problem,
 )
-from ipslimit.solvers import solve_limit
 from test_particles import ROUNDING, assert_same_seed, bitwise, run_from, spread_out
 
 from ipslimit import AdamW, Heads, Rebalance, SBOAdamW, train_particles
+from ipslimit.solvers import solve_limit
 
 SETTINGS = {"lr": 0.05, "betas": (0.9, 0.99), "eps": 0.1, "weight_decay": 0.1}
 RULES = [

@@ -3,6 +3,9 @@
 import pytest
 import torch
 from builders import F64, generator, normal, small_atoms, small_problem
+
+from ipslimit import SGD, Heads
+from ipslimit.heads import Layout
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit import LimitRun
 from ipslimit.solvers.march import March
@@ -10,9 +13,6 @@ from ipslimit.solvers.on_grid import train_on_grid
 from ipslimit.solvers.picard import NotContracting, Picard, integrate
 from ipslimit.solvers.refinement import Refinement
 from ipslimit.solvers.scheme import System
-
-from ipslimit import SGD, Heads
-from ipslimit.heads import Layout
 
 DENSE = torch.linspace(0, 1, 301, dtype=F64)
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from ipslimit.experiments.study import Sizes
 from scipy.stats import norm
 
+from ipslimit.experiments.study import Sizes
 from ipslimit.rates import fit_rates
 from ipslimit.rates.settings import check_settings
 from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER, STRAIGHT, find_share

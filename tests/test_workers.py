@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+
 from ipslimit.experiments.engines.local import OneThread, Processes, processors
 
 PARENT = """

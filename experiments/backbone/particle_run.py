@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from ipslimit.solvers import LimitRun, solve_limit
 
 from ipslimit import Heads, ParticleRun, Problem, Rule, attention_vjp, train_particles
 from ipslimit.particles import train_from
 from ipslimit.runs import empty_run
+from ipslimit.solvers import LimitRun, solve_limit
 from ipslimit.trajectory import Backbone, Trajectory, displacements, gram_matrix
 
 from ..study import Setting, StudyError

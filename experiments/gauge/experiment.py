@@ -9,10 +9,10 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from ipslimit.solvers import solve_limit
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
 from ipslimit.particles import MOST_HEADS
+from ipslimit.solvers import solve_limit
 from ipslimit.symmetry import PAIRS, rescale_pairs
 
 from ..engines import InProcess

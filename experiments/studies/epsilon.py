@@ -6,12 +6,12 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import numpy as np
-from ipslimit.solvers import solve_limit
 from matplotlib.figure import Figure
 
 from ipslimit import AdamW, BlockAdamW, train_particles
 from ipslimit.checks import require_real
 from ipslimit.rates import Trend, fit_trend
+from ipslimit.solvers import solve_limit
 
 from ..frame.runner import progress_bar
 from ..plots import NAMES, SMALL, caption, look

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 import torch
-from ipslimit.solvers import LimitRun, solve_limit
 from matplotlib.figure import Figure
 
 from ipslimit import Problem, train_particles
 from ipslimit.checks import require_int, require_real
 from ipslimit.rates import RateFits, exponent_differences, fit_rates
+from ipslimit.solvers import LimitRun, solve_limit
 
 from ..cells import FORM as CELL
 from ..frame.runner import progress_bar

@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Callable
 
 import torch
-from ipslimit.solvers import LimitRun
 
 from ipslimit import Heads, Problem, attention_field
+from ipslimit.solvers import LimitRun
 
 # Runge-Kutta steps in depth: enough that their error is far below any error measured.
 STEPS = 16
