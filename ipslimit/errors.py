@@ -22,7 +22,7 @@ import torch
 
 from .fluctuation import PredictedFluctuation
 from .rules.identity import require_same_rule
-from .runs import ParticleRun
+from .runs import ParticleRun, first_seed
 
 Row = dict[str, object]
 
@@ -64,6 +64,7 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
         )
     _require_rule_of_limit("whole", whole, limit)
     _require_nodes_of_limit(whole, limit)
+    whole = first_seed(whole)  # all of them share one answer
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
@@ -138,6 +139,7 @@ def error_table(
         )
     _require_same_model(run, whole)
     _require_rule_of_limit("run", run, limit)
+    whole = first_seed(whole)
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         values, exact = (getattr(r, _attribute(variable, where))[step] for r in (run, whole))

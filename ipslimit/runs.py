@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -127,13 +127,19 @@ def joined(parts: Sequence[ParticleRun]) -> ParticleRun:
 
 def repeated(run: ParticleRun, seeds: tuple[int, ...]) -> ParticleRun:
     """The run of one seed as that of many, without copying it."""
+    return _with_seeds(run, seeds, lambda t: t.expand(len(seeds), *t.shape[1:]))
 
-    def repeat(value):
+
+def first_seed(run: ParticleRun) -> ParticleRun:
+    """The run of the first seed alone, without copying it."""
+    return _with_seeds(run, run.seeds[:1], lambda t: t[:1])
+
+
+def _with_seeds(run: ParticleRun, seeds: tuple[int, ...], change: Callable) -> ParticleRun:
+    def changed(value):
         if isinstance(value, dict):
-            return {step: repeat(item) for step, item in value.items()}
-        if isinstance(value, Heads):
-            return value.map(repeat)
-        return value.expand(len(seeds), *value.shape[1:])
+            return {step: changed(item) for step, item in value.items()}
+        return value.map(change) if isinstance(value, Heads) else change(value)
 
-    values = {name: repeat(getattr(run, name)) for name in PER_SEED}
+    values = {name: changed(getattr(run, name)) for name in PER_SEED}
     return dataclasses.replace(run, seeds=seeds, **values)

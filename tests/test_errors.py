@@ -163,6 +163,13 @@ def test_a_whole_law_run_of_another_model_is_refused(study):
         bias_table(run, limit)
 
 
+def test_a_whole_law_run_of_several_seeds_has_the_bias_and_the_fluctuation_of_one(study):
+    problem, limit, whole, run = study
+    several = train_particles(problem, RULE, 6, None, 2, 5, record=RECORD, device="cpu")
+    assert bias_table(several, limit) == bias_table(whole, limit)
+    assert error_table(run, several, limit) == error_table(run, whole, limit)
+
+
 def test_what_does_not_say_its_rule_is_compared(study):
     """As a limit of one's own, which need not have a rule."""
     _, limit, whole, _ = study
