@@ -6,6 +6,7 @@ printed digits may do so too, in the last place.
 """
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -63,9 +64,14 @@ def found(tmp_path_factory):
                 rates = json.loads((folder / "rates.json").read_text())
                 fits = [(f["exponent"], *f["ci95"]) for f in rates["fits"]]
                 fits += [(t["slope"], *t["ci95"]) for t in rates["constant_trends"]]
-                texts[name] = "\n".join(
-                    "{:.2f} [{:.2f}, {:.2f}]".format(*(v + 0.0 for v in fit)) for fit in fits
-                )
+                lines = ["{:.2f} [{:.2f}, {:.2f}]".format(*(v + 0.0 for v in fit)) for fit in fits]
+                ratios = [
+                    abs(row["ratio"] - 1)
+                    for row in rates["constant"]
+                    if row["L"] * row["H"] >= 512 and row["set"] == "train"
+                ]
+                lines.append(f"within {math.ceil(100 * max(ratios))} % of 1 from L H = 512 on")
+                texts[name] = "\n".join(lines)
             else:
                 main(["study", name, "--quick", "--out", str(folder)])
                 finding = json.loads((folder / "finding.json").read_text())
@@ -92,3 +98,5 @@ def test_the_sweep_finds_what_is_claimed(found):
     numbers = [number for claim in claims for number in MEASURED.findall(claim)]
     assert len(numbers) >= 15
     assert [number for number in numbers if number not in found("sweep")] == []
+    (said,) = re.findall(r"within \d+ % of 1 from L H = 512 on", " ".join(README.split()))
+    assert said in found("sweep")
