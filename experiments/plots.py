@@ -221,8 +221,10 @@ def legend_below(axis: Axes, columns: int = 1) -> None:
     floor, top = math.log10(low) - room * span, math.log10(high) + 0.12 * span
     axis.set_ylim(10.0 ** max(floor, -300.0), 10.0 ** min(top, 300.0))
     axis.legend(
-        handles, labels, fontsize=SMALL - 0.5, frameon=False, loc="lower left", ncols=columns,
+        handles, labels, fontsize=SMALL - 0.5, loc="lower left", ncols=columns,
         handletextpad=0.1, labelspacing=0.15, borderpad=0.1,
+        # lines of a floor, which no room below the curves keeps out, shall not cross the text
+        facecolor="white", edgecolor="none", framealpha=0.8,
     )  # fmt: skip
 
 
