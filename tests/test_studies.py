@@ -205,7 +205,8 @@ def test_sentences_follow_the_numbers(folders):
     assert ("x rms" in listed) == held
 
 
-@pytest.mark.parametrize("name", ["rates", "epsilon", "laws", "steps", "causal", "scaling"])
+@pytest.mark.parametrize("name", ["rates", "epsilon", "laws", "steps", "causal", "scaling",
+                                  "sharpness"])  # fmt: skip
 def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
     finding = read_finding(folders[name])
     table = "slopes" if name == "scaling" else "exponents"
@@ -218,8 +219,9 @@ def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
     others = [r for r in rows if r.get("term") == "bias"]
     assert all(r["verdict"] is None for r in others)
     # lines of the report that show such an exponent show its verdict
-    lines = [m for m in finding["measured"] if re.search(r"(fluctuation|slope) in L", m["what"])]
-    shown = [m for m in lines if "minus without" not in m["what"]]
+    lines = [m for m in finding["measured"]
+             if re.search(r"(fluctuation|slope|: x|: p|: theta) in L", m["what"])]  # fmt: skip
+    shown = [m for m in lines if not re.match("found at|.*minus without", m["what"])]
     assert all(m["verdict"] and m["verdict"] in m["text"] for m in shown)
     assert shown or name in ("steps", "causal")
 

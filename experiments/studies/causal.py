@@ -13,7 +13,7 @@ from ipslimit.rates import MARGIN, equivalence, exponent_differences
 from ..plots import NAMES, TEXT, caption, cells_of, legend_below, log_axes, triangle
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
+from .base import ClauseStudy, find_fit, fit_rows, sweep_notes, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import curve, dots, label, legend_outside, page
 from .rates import refusals
@@ -54,7 +54,7 @@ class Causal(ClauseStudy):
         gaps = differences(results, steps)
         words = caption(settings[0]).rsplit(", ", 1)[0] + f"; {self.sizes.seeds} seeds"
         return self.finding(
-            sentence(gaps, steps[-1]),
+            sentence(results, gaps, steps[-1]),
             measured=[
                 Measured(
                     f"{g['term']} in {g['in']}, {g['variable']}, {g['norm']}, step {g['step']}: "
@@ -127,17 +127,22 @@ def differences(results: dict[str, SweepResult], steps) -> list[dict]:
     return found
 
 
-def sentence(gaps: list[dict], step: int) -> str:
+def sentence(results: dict[str, SweepResult], gaps: list[dict], step: int) -> str:
     chosen = [gap for gap in gaps if gap["step"] == step and gap["term"] == "fluctuation"]
     if not chosen:
         return "No exponent could be compared: add depths, heads or seeds."
     verdicts = Counter(gap["verdict"] for gap in chosen)
     widest = max(chosen, key=lambda gap: gap["half-width"])
     x = next((g for g in chosen if (g["variable"], g["norm"], g["in"]) == ("x", "rms", "L")), None)
-    first = "" if x is None else (
-        f"After {counted_steps(step)} the fluctuation of x falls in L with exponent "
-        f"{x['causal']:.2f} with mask and {x['no mask']:.2f} without; their ratio gives a "
-        f"difference of {x['difference']:+.3f} +- {x['half-width']:.3f}. "
+    alone = [
+        told(result.fits, fit)
+        for result in (results["causal"], results["no mask"])
+        if (fit := find_fit(result, step, "x", "fluctuation", "L"))
+    ]
+    first = "" if x is None or len(alone) < 2 else (
+        f"After {counted_steps(step)} the fluctuation of x falls in L with exponent {alone[0]} "
+        f"with mask and {alone[1]} without; their ratio gives a difference of "
+        f"{x['difference']:+.3f} +- {x['half-width']:.3f}. "
     )  # fmt: skip
     return first + (
         f"Of {len(chosen)} differences of exponents of the fluctuation (x and p, rms and sup, in L "

@@ -17,7 +17,7 @@ from ..plots import cells_of
 from ..store import Cells, write_cell
 from ..study import Flat, Sizes, StudyError
 from ..sweep import SweepResult
-from .base import ClauseStudy, fit_rows, sweep_notes
+from .base import ClauseStudy, fit_rows, measured_fit, sweep_notes, told
 from .degenerate import (
     DEGENERATE,
     TangentialSetting,
@@ -310,9 +310,8 @@ def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Mea
                 theory = f"{DEGENERATE[name][1]:g} while the noise exceeds eps, then -1/2"
                 theory = "no statement known to us" if variable == "theta" else theory
                 steps = counted_steps(last_step(result))
-                found.append(Measured.fit(
-                    f"{name}, eps {eps:g}: {variable} in {size}, {steps}", theory, fit
-                ))  # fmt: skip
+                what = f"{name}, eps {eps:g}: {variable} in {size}, {steps}"
+                found.append(measured_fit(result.fits, what, theory, fit))
         if fit := exponent(results, name, eps, "x", "L", "bias"):
             theory = "at most -1; at a double zero -1/2 while 1/L exceeds eps"
             found.append(Measured.fit(f"{name}, eps {eps:g}: bias of x in L", theory, fit))
@@ -335,7 +334,8 @@ def sentence(
     parts = []
     ends = (max(study.values), min(study.values))
     for name in DEGENERATE:
-        texts = [f"{Measured.fit('', '', fit)} at eps {eps:g}" for eps in dict.fromkeys(ends)
+        texts = [f"{told(results[name, eps].fits, fit)} at eps {eps:g}"
+                 for eps in dict.fromkeys(ends)
                  if (fit := exponent(results, name, eps, "x", "L"))]  # fmt: skip
         factors = [row["factor"] for row in collapse if row["problem"] == name]
         text = f"{name} {' and '.join(texts) or 'none could be fitted'}"
