@@ -184,9 +184,8 @@ def fit_rates(
     skew (chi-square-like) squared errors. Corrections beyond the allowance are noted in the fit.
     In simulations with 8 to 64 seeds and 5 or 6 sizes the 95 % intervals hold the truth in 94 to
     97 % of cases where corrections are drawn from that law, in 96 to 99 % for others of the size
-    seen or none, at 1.0 to 1.1 times the width of an oracle that knows the noise and that law. With
-    0.35 for 1/L and 1/L^2 alone they would be two to three times narrower where H is one, and hold
-    the truth in 34 to 87 % of cases under corrections of the size seen.
+    seen or none, at 1.0 to 1.1 times the width of an oracle that knows the noise and that law
+    (tests/test_rates_coverage.py).
 
     *Shares.* Every exponent of the fluctuation comes with a verdict on -1/2, and in L with a bound
     on the part that falls more slowly, see `ipslimit.rates.Share`.
