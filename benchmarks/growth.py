@@ -86,9 +86,13 @@ def measure(threads: int, quick: bool) -> dict[str, list[dict]]:
                 training.ours(case, 0)
                 seconds.append((middle - start) - (time.perf_counter() - middle))
             found[name].append(
-                {"value": sizes[NAMES.index(name)], "bytes": peak,
-                 "counted": counted_bytes(sizes), "seconds": float(np.median(seconds))}
-            )  # fmt: skip
+                {
+                    "value": sizes[NAMES.index(name)],
+                    "bytes": peak,
+                    "counted": counted_bytes(sizes),
+                    "seconds": float(np.median(seconds)),
+                }
+            )
     return found
 
 

@@ -116,8 +116,11 @@ def run(quick: bool = False, progress=print) -> dict:
         for size in sizes:
             rows.append(_measure(size, dtype, 5 if quick else 9))
             progress(_line(rows[-1]))
-    return {"rows": rows, "compile_failure": peers.compile_failure(),
-            "jax": bool(peers.import_jax())}  # fmt: skip
+    return {
+        "rows": rows,
+        "compile_failure": peers.compile_failure(),
+        "jax": bool(peers.import_jax()),
+    }
 
 
 def _measure(size: tuple[int, ...], dtype: str, rounds: int) -> dict:
@@ -138,12 +141,17 @@ def _measure(size: tuple[int, ...], dtype: str, rounds: int) -> dict:
     seconds = contest.times["ipslimit"]
     group = "small" if size in SMALL else "middle" if size in MIDDLE else "large"
     return {
-        "size": list(size), "dtype": dtype, "group": group,
+        "size": list(size),
+        "dtype": dtype,
+        "group": group,
         "path": choose(B, H, N, d, m, DTYPES[dtype], torch.device("cpu")),
-        "gflops": count["flop"] / seconds / 1e9, "exps": count["exp"] / seconds / 1e9,
+        "gflops": count["flop"] / seconds / 1e9,
+        "exps": count["exp"] / seconds / 1e9,
         "target": SMALL[size][dtype == "float64"] if size in SMALL else 1.0,
-        "vjp": vjp, "differences": differences, **contest.as_dict(),
-    }  # fmt: skip
+        "vjp": vjp,
+        "differences": differences,
+        **contest.as_dict(),
+    }
 
 
 def _line(row: dict) -> str:
@@ -154,17 +162,32 @@ def _line(row: dict) -> str:
 def table(result: dict) -> str:
     """Markdown."""
     names = [n for n in ("einsum", "sdpa", "compile", "jax") if n in result["rows"][0]["times"]]
-    head = ["R, B, H, N, d, m", "dtype", "path", "ours ms", "its VJP", *(f"{n} ms" for n in names),
-            "best peer / ours", "quartiles", "target", "ours GFLOP/s"]  # fmt: skip
+    head = [
+        "R, B, H, N, d, m",
+        "dtype",
+        "path",
+        "ours ms",
+        "its VJP",
+        *(f"{n} ms" for n in names),
+        "best peer / ours",
+        "quartiles",
+        "target",
+        "ours GFLOP/s",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in result["rows"]:
         ms = [row["times"]["ipslimit"], row["vjp"], *(row["times"][n] for n in names)]
         times = [f"{1e3 * t:.3g}" for t in ms]
         cells = [
-            ", ".join(map(str, row["size"])), row["dtype"], row["path"], *times,
-            f"**{row['ratio']:.2f}** ({row['best']})", spread(row["low"], row["high"]),
-            f"{row['target']:g}" if row["group"] == "small" else ">= 0.95", f"{row['gflops']:.1f}",
-        ]  # fmt: skip
+            ", ".join(map(str, row["size"])),
+            row["dtype"],
+            row["path"],
+            *times,
+            f"**{row['ratio']:.2f}** ({row['best']})",
+            spread(row["low"], row["high"]),
+            f"{row['target']:g}" if row["group"] == "small" else ">= 0.95",
+            f"{row['gflops']:.1f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     small = [row for row in result["rows"] if row["group"] == "small"]
     others = [row for row in result["rows"] if row["group"] != "small"]

@@ -91,8 +91,12 @@ def _frozen(name: str, gradient: bool, rounds: int, budget: float) -> dict:
         method, setting = key.split("|")
         point = {"setting": float(setting), "error": errors[key]}
         points.setdefault(method, []).append(point | {"seconds": float(np.nanmedian(samples[key]))})
-    return {"case": name, "gradient": gradient, "points": points,
-            "at": {method: time_at(p) for method, p in points.items()}}  # fmt: skip
+    return {
+        "case": name,
+        "gradient": gradient,
+        "points": points,
+        "at": {method: time_at(p) for method, p in points.items()},
+    }
 
 
 def time_at(points: list[dict], error: float = AT) -> float:
@@ -160,17 +164,21 @@ def _trained(rounds: int) -> dict:
     # pairs (L, 2L); the errors measured were those of the pair whose finer one is DEPTHS[-1]
     richardson = DEPTHS[-1] * (extrapolated[-1] / AT) ** (1.0 / order)
     return {
-        "tol": tolerance, "error": error, "elements": run.grid.elements,
-        "reference_error": exact.error, "seconds": seconds, "errors": dict(
-            zip(map(str, DEPTHS), errors, strict=True)
-        ),
-        "order": math.log2(errors[-2] / errors[-1]), "layers_needed": needed,
+        "tol": tolerance,
+        "error": error,
+        "elements": run.grid.elements,
+        "reference_error": exact.error,
+        "seconds": seconds,
+        "errors": dict(zip(map(str, DEPTHS), errors, strict=True)),
+        "order": math.log2(errors[-2] / errors[-1]),
+        "layers_needed": needed,
         "euler_seconds": needed * per_layer,
         "ratio": needed * per_layer / seconds["solve_limit"],
-        "richardson_errors": extrapolated, "richardson_order": order,
+        "richardson_errors": extrapolated,
+        "richardson_order": order,
         "richardson_layers": richardson,
         "richardson_ratio": 1.5 * richardson * per_layer / seconds["solve_limit"],
-    }  # fmt: skip
+    }
 
 
 def _line(row: dict) -> str:
@@ -183,9 +191,13 @@ def table(result: dict) -> str:
     """Markdown."""
     names = list(METHODS)
     head = ["frozen heads", "wanted", *names, "best ODE peer / ours"]
-    lines = [f"Milliseconds to error {AT:g} (largest entry), between settings by interpolation; "
-             "compilation of jax not counted.", "",
-             "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]  # fmt: skip
+    lines = [
+        f"Milliseconds to error {AT:g} (largest entry), between settings by interpolation; "
+        "compilation of jax not counted.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
     for row in result["frozen"]:
         at = row["at"]
         ours = min(t for t in (at.get("march"), at.get("picard")) if t and t == t)

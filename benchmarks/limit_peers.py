@@ -116,8 +116,11 @@ def _torchdiffeq(case: Frozen, field, tolerance: float, gradient: bool) -> Call:
     ends = torch.tensor([0.0, 1.0], dtype=case.x0.dtype)
     # a step must end at 1: otherwise X(1) is interpolated, which costs digits
     arguments = {
-        "rtol": tolerance, "atol": tolerance, "method": "dopri5", "options": {"step_t": ends}
-    }  # fmt: skip
+        "rtol": tolerance,
+        "atol": tolerance,
+        "method": "dopri5",
+        "options": {"step_t": ends},
+    }
 
     def call():
         if not gradient:
@@ -179,9 +182,16 @@ def _diffrax_solver(name: str, gradient: bool):
         term = dfx.ODETerm(lambda s, x, matrices: peers.jax_field(x[None], *matrices)[0])
         control = dfx.PIDController(rtol=tolerance, atol=tolerance)
         solution = dfx.diffeqsolve(
-            term, getattr(dfx, name)(), 0.0, 1.0, None, x0, matrices,
-            stepsize_controller=control, max_steps=1024,
-        )  # fmt: skip
+            term,
+            getattr(dfx, name)(),
+            0.0,
+            1.0,
+            None,
+            x0,
+            matrices,
+            stepsize_controller=control,
+            max_steps=1024,
+        )
         return solution.ys[-1]
 
     def both(x0, c, matrices, tolerance):

@@ -14,8 +14,16 @@ import torch
 from .timing import interleave
 
 PACKAGES = (
-    "torch", "numpy", "scipy", "numba", "llvmlite", "torchdiffeq", "jax", "optax", "diffrax",
-)  # fmt: skip
+    "torch",
+    "numpy",
+    "scipy",
+    "numba",
+    "llvmlite",
+    "torchdiffeq",
+    "jax",
+    "optax",
+    "diffrax",
+)
 
 
 def describe() -> dict:
@@ -28,15 +36,16 @@ def describe() -> dict:
             versions[name] = "not installed"
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
-        os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "vector": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),
         "python": platform.python_version(),
         "versions": versions,
         "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
-    }  # fmt: skip
+    }
 
 
 def _processor() -> str:
@@ -93,8 +102,10 @@ def in_fresh_process(code: str, **environment: str):
     result = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": path} | environment,
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     if result.returncode:
         raise RuntimeError(f"a benchmark's process failed:\n{result.stderr[-2000:]}")
     return json.loads(result.stdout.strip().splitlines()[-1])

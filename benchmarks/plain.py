@@ -69,9 +69,13 @@ def train(
     depth, seeds, heads = matrices[0].shape[:3]
     model = Transformer(matrices)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=rule.lr, betas=rule.betas, eps=rule.eps / (depth * heads),
-        weight_decay=rule.weight_decay, fused=True,
-    )  # fmt: skip
+        model.parameters(),
+        lr=rule.lr,
+        betas=rule.betas,
+        eps=rule.eps / (depth * heads),
+        weight_decay=rule.weight_decay,
+        fused=True,
+    )
     run = PlainRun({}, {}, {}, {}, torch.empty(seeds, steps + 1, dtype=problem.dtype))
     contexts = problem.contexts.expand(seeds, *problem.contexts.shape)
     for step in range(steps + 1):

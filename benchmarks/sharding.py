@@ -25,11 +25,17 @@ def run(quick: bool = False, progress=print) -> dict:
     for sizes in CASES[:1] if quick else CASES:
         alone, shared = (_measure(sizes, n, 3 if quick else 7) for n in (1, PROCESSES))
         R, B, N, d, _, _, L = sizes
-        rows.append({
-            "sizes": list(sizes), "alone": alone["step"], "shared": shared["step"],
-            "speedup": alone["step"] / shared["step"], "sum": shared["sum"],
-            "sums": 2 * L, "bytes": 2 * L * R * B * N * d * 8,
-        })  # fmt: skip
+        rows.append(
+            {
+                "sizes": list(sizes),
+                "alone": alone["step"],
+                "shared": shared["step"],
+                "speedup": alone["step"] / shared["step"],
+                "sum": shared["sum"],
+                "sums": 2 * L,
+                "bytes": 2 * L * R * B * N * d * 8,
+            }
+        )
         progress(f"{sizes}: {rows[-1]}")
     return {"rows": rows, "processes": PROCESSES}
 
@@ -53,9 +59,15 @@ def _work(rank: int, processes: int, sizes: tuple[int, ...], rounds: int, folder
         dist.barrier()
         start = time.perf_counter()
         train_particles(
-            problem, AdamW(lr=0.02, eps=0.01), L, H, steps, R, device="cpu",
+            problem,
+            AdamW(lr=0.02, eps=0.01),
+            L,
+            H,
+            steps,
+            R,
+            device="cpu",
             group=dist.group.WORLD if processes > 1 else None,
-        )  # fmt: skip
+        )
         return time.perf_counter() - start
 
     def add_up() -> float:
@@ -84,10 +96,14 @@ def table(result: dict) -> str:
     ]
     for row in result["rows"]:
         cells = [
-            ", ".join(map(str, row["sizes"])), f"{1e3 * row['alone']:.1f}",
-            f"{1e3 * row['shared']:.1f}", f"**{row['speedup']:.2f}**", str(row["sums"]),
-            f"{1e6 * row['sum']:.0f}", f"{row['bytes'] / 1e6:.2f}",
-        ]  # fmt: skip
+            ", ".join(map(str, row["sizes"])),
+            f"{1e3 * row['alone']:.1f}",
+            f"{1e3 * row['shared']:.1f}",
+            f"**{row['speedup']:.2f}**",
+            str(row["sums"]),
+            f"{1e6 * row['sum']:.0f}",
+            f"{row['bytes'] / 1e6:.2f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     note = "float64, one thread a process, gloo; the time of drawing the heads is taken off. A sum "
     lines += ["", note + "is an all-reduce of (R, B, N, d)."]

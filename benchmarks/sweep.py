@@ -42,10 +42,15 @@ def run(quick: bool = False, progress=print) -> dict:
     plain_seconds = sum(row["seconds"] for row in rows) + whole
     progress(f"plain PyTorch, extrapolated: {plain_seconds:.0f} s, x{plain_seconds / ours:.0f}")
     return {
-        "difference": difference, "timed": cells, "model": model, "cells": rows,
-        "ours": ours, "plain": plain_seconds, "ratio": plain_seconds / ours,
+        "difference": difference,
+        "timed": cells,
+        "model": model,
+        "cells": rows,
+        "ours": ours,
+        "plain": plain_seconds,
+        "ratio": plain_seconds / ours,
         "flat": _flat(study, quick),
-    }  # fmt: skip
+    }
 
 
 def verify(study: Study) -> float:
@@ -83,8 +88,12 @@ def _time_cell(study: Study, depth: int, heads: int) -> dict:
         {"plain": lambda: plain.train(problem, rule, matrices, setting.steps, setting.recorded)},
         budget=8.0,
     )
-    return {"L": depth, "H": heads, "batch": batch,
-            "seconds": float(np.nanmedian(samples["plain"]))}  # fmt: skip
+    return {
+        "L": depth,
+        "H": heads,
+        "batch": batch,
+        "seconds": float(np.nanmedian(samples["plain"])),
+    }
 
 
 def fit(cells: list[dict]) -> dict[str, float]:
@@ -128,8 +137,13 @@ def _flat(study: Study, quick: bool) -> dict:
         for H in FLAT
     }
     samples = interleave(calls, 5 if quick else 7, budget=20.0)
-    return {"L": depth, "seeds": seeds, "atoms": setting.atoms, "H": list(FLAT),
-            "seconds": [float(np.nanmedian(samples[str(H)])) for H in FLAT]}  # fmt: skip
+    return {
+        "L": depth,
+        "seeds": seeds,
+        "atoms": setting.atoms,
+        "H": list(FLAT),
+        "seconds": [float(np.nanmedian(samples[str(H)])) for H in FLAT],
+    }
 
 
 def table(result: dict) -> str:
@@ -171,8 +185,13 @@ def figures(result: dict, folder) -> None:
     cost = flat["L"] * (model["layer"] + model["head"] * H * flat["seeds"])
     ax.loglog(H, cost, "--", color="C1", label="plain PyTorch (cost model)")
     ax.axvline(flat["atoms"], color="0.7", linewidth=0.8)
-    ax.annotate("atoms", (flat["atoms"], ax.get_ylim()[0]), xytext=(3, 3),
-                textcoords="offset points", color="0.4")  # fmt: skip
+    ax.annotate(
+        "atoms",
+        (flat["atoms"], ax.get_ylim()[0]),
+        xytext=(3, 3),
+        textcoords="offset points",
+        color="0.4",
+    )
     ax.set_xlabel("heads per layer H")
     ax.set_ylabel(f"seconds, L = {flat['L']}, {flat['seeds']} seeds")
     ax.legend()

@@ -92,8 +92,12 @@ def run(quick: bool = False, progress=print) -> dict:
     progress(f"first calls: {startup}")
     memory = measure_memory()
     progress(f"memory: {memory}")
-    return {"rows": rows, "first_calls": startup, "memory": memory,
-            "compile_failure": peers.compile_failure()}  # fmt: skip
+    return {
+        "rows": rows,
+        "first_calls": startup,
+        "memory": memory,
+        "compile_failure": peers.compile_failure(),
+    }
 
 
 def _measure(sizes: tuple[int, ...], dtype: str, rounds: int, budget: float) -> dict:
@@ -115,11 +119,16 @@ def _measure(sizes: tuple[int, ...], dtype: str, rounds: int, budget: float) -> 
     count, seconds = operations(sizes), contest.times["ipslimit"]
     moved = count["numbers_moved"] * case.start.packed.itemsize
     return {
-        "sizes": list(sizes), "dtype": dtype, "target": CASES[sizes][dtype == "float64"],
-        "setup": float(np.nanmedian(setup)), "gflops": count["flop"] / seconds / 1e9,
-        "exps": count["exp"] / seconds / 1e9, "moved_gb_per_s": moved / seconds / 1e9,
-        "differences": differences, **contest.as_dict(),
-    }  # fmt: skip
+        "sizes": list(sizes),
+        "dtype": dtype,
+        "target": CASES[sizes][dtype == "float64"],
+        "setup": float(np.nanmedian(setup)),
+        "gflops": count["flop"] / seconds / 1e9,
+        "exps": count["exp"] / seconds / 1e9,
+        "moved_gb_per_s": moved / seconds / 1e9,
+        "differences": differences,
+        **contest.as_dict(),
+    }
 
 
 def _line(row: dict) -> str:
@@ -166,8 +175,13 @@ def measure_memory() -> dict:
     heads = 8 * 4 * m * d * H * L
     states = 8 * (L + 1) * B * N * d
     # given heads, working copy, two moments; a peer takes the gradient of all layers too
-    found = {"sizes": list(MEMORY), "seeds": [few, many], "heads": heads, "states": states,
-             "layer_gradient": heads / L}  # fmt: skip
+    found = {
+        "sizes": list(MEMORY),
+        "seeds": [few, many],
+        "heads": heads,
+        "states": states,
+        "layer_gradient": heads / L,
+    }
     for name, copies in (("ipslimit", 4), ("einsum", 4)):
         code = "import json; from benchmarks.training import peak_memory; "
         code += "print(json.dumps(peak_memory({!r}, {})))"
@@ -216,16 +230,30 @@ def reset_peak() -> int:
 def table(result: dict) -> str:
     """Markdown."""
     names = [n for n in ("einsum", "sdpa", "compile", "jax") if n in result["rows"][0]["times"]]
-    head = ["R, B, N, d, m, H, L", "dtype", "ours ms", *(f"{n} ms" for n in names),
-            "best peer / ours", "quartiles", "target", "ours GFLOP/s", "GB/s"]  # fmt: skip
+    head = [
+        "R, B, N, d, m, H, L",
+        "dtype",
+        "ours ms",
+        *(f"{n} ms" for n in names),
+        "best peer / ours",
+        "quartiles",
+        "target",
+        "ours GFLOP/s",
+        "GB/s",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in result["rows"]:
         times = [f"{1e3 * row['times'][n]:.3g}" for n in ("ipslimit", *names)]
         cells = [
-            ", ".join(map(str, row["sizes"])), row["dtype"], *times,
-            f"**{row['ratio']:.2f}** ({row['best']})", spread(row["low"], row["high"]),
-            f"{row['target']:g}", f"{row['gflops']:.1f}", f"{row['moved_gb_per_s']:.1f}",
-        ]  # fmt: skip
+            ", ".join(map(str, row["sizes"])),
+            row["dtype"],
+            *times,
+            f"**{row['ratio']:.2f}** ({row['best']})",
+            spread(row["low"], row["high"]),
+            f"{row['target']:g}",
+            f"{row['gflops']:.1f}",
+            f"{row['moved_gb_per_s']:.1f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     calls = ", ".join(f"{name}: {t:.2f} s" for name, t in result["first_calls"].items())
     memory = result["memory"]

@@ -58,9 +58,13 @@ class TorchTrainer:
         self.parameters = [t.clone().requires_grad_() for t in case.matrices()]
         rule = case.rule
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=rule.lr, betas=rule.betas, eps=case.eps,
-            weight_decay=rule.weight_decay, fused=True,
-        )  # fmt: skip
+            self.parameters,
+            lr=rule.lr,
+            betas=rule.betas,
+            eps=case.eps,
+            weight_decay=rule.weight_decay,
+            fused=True,
+        )
         self.x, self.targets = case.contexts(), case.problem.targets
 
     def step(self) -> torch.Tensor:
@@ -86,9 +90,7 @@ class JaxTrainer:
 
         jax = peers.import_jax()
         rule, residual = case.rule, case.residual
-        optimizer = optax.adamw(
-            rule.lr, *rule.betas, eps=case.eps, weight_decay=rule.weight_decay
-        )  # fmt: skip
+        optimizer = optax.adamw(rule.lr, *rule.betas, eps=case.eps, weight_decay=rule.weight_decay)
         targets = jax.numpy.asarray(case.problem.targets.numpy())
         self.x = jax.numpy.asarray(case.contexts().numpy())
 

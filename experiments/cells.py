@@ -22,8 +22,10 @@ _SIZES = {"step": int, "variable": str, "set": str, "L": int, "error": NUMBER}
 FORM = {
     "rows": [_SIZES | {"term": str, "norm": str, "H": NUMBER, "seed": int}],
     "weak": [_SIZES | {"H": NUMBER, "seeds": int, "standard_error": NUMBER}],
-    "seeds": int, "diverged": int, "nonlinearity": [list],
-}  # fmt: skip
+    "seeds": int,
+    "diverged": int,
+    "nonlinearity": [list],
+}
 
 
 def measure_cells(
@@ -119,9 +121,17 @@ def _train(
 ) -> ParticleRun:
     setting = study.setting
     return train_particles(
-        setting.make_problem(), setting.make_rule(), depth, count, setting.steps, seeds,
-        study.sizes.root_seed, setting.recorded, device=device, nodes=setting.nodes,
-    )  # fmt: skip
+        setting.make_problem(),
+        setting.make_rule(),
+        depth,
+        count,
+        setting.steps,
+        seeds,
+        study.sizes.root_seed,
+        setting.recorded,
+        device=device,
+        nodes=setting.nodes,
+    )
 
 
 def cell_cost(study: Study, depth: int, count: int | None) -> int:

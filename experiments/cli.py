@@ -99,9 +99,11 @@ class CompareCommand:
             limit = comparison.limit
             print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
             if limit.quadrature_error:
-                print(f"{comparison.rule}, limit: quadrature error over heads "
-                      f"{limit.quadrature_error:.1e} (largest component) with {limit.nodes} nodes: "
-                      "raise --nodes to lower it")  # fmt: skip
+                print(
+                    f"{comparison.rule}, limit: quadrature error over heads "
+                    f"{limit.quadrature_error:.1e} (largest component) with {limit.nodes} nodes: "
+                    "raise --nodes to lower it"
+                )
             print(f"{comparison.rule}, particles: {comparison.run.status}")
             for note in comparison.run.notes:
                 print(f"{comparison.rule}, particles: {note}")
@@ -111,8 +113,10 @@ class CompareCommand:
                 worst = max(chosen, key=lambda row: row["rms"])
                 quadrature = worst["quadrature_error"]
                 note = f", quadrature error of the limit {quadrature:.1e}" if quadrature else ""
-                print(f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
-                      f"{worst['r']}{note}")  # fmt: skip
+                print(
+                    f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
+                    f"{worst['r']}{note}"
+                )
         files = "config.json, compare.png, compare.pdf, errors.csv, paths.csv"
         print(f"\nwritten to {self.out}: {files}")
 

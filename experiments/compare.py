@@ -26,9 +26,18 @@ from .together import write_together
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
-    "rule", "step", "variable", "r", "s", "rms", "rms_low", "rms_high", "bias", "limit_error",
+    "rule",
+    "step",
+    "variable",
+    "r",
+    "s",
+    "rms",
+    "rms_low",
+    "rms_high",
+    "bias",
+    "limit_error",
     "quadrature_error",
-]  # fmt: skip
+]
 
 
 @dataclasses.dataclass
@@ -57,10 +66,14 @@ class Comparison:
         """What became of the limit, and how far it is known."""
         limit = self.limit
         return {
-            "rule": self.rule, "status": limit.status, "message": limit.message,
-            "error": limit.error, "quadrature_error": limit.quadrature_error,
-            "elements": limit.grid.elements, "nodes": limit.nodes,
-        }  # fmt: skip
+            "rule": self.rule,
+            "status": limit.status,
+            "message": limit.message,
+            "error": limit.error,
+            "quadrature_error": limit.quadrature_error,
+            "elements": limit.grid.elements,
+            "nodes": limit.nodes,
+        }
 
     def error_rows(self) -> list[dict]:
         """Distances from the limit, layer by layer, as root mean squares over contexts and tokens.
@@ -129,8 +142,9 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
     """
     first = comparisons[0]
     cases, rules = first.cases(), len(comparisons)
-    figure = Figure(figsize=(max(7.2, 2.6 * (rules + 1)), 2.2 * len(cases)), dpi=200,
-                    layout="constrained")  # fmt: skip
+    figure = Figure(
+        figsize=(max(7.2, 2.6 * (rules + 1)), 2.2 * len(cases)), dpi=200, layout="constrained"
+    )
     axes = figure.subplots(len(cases), rules + 1, squeeze=False, sharex=True)
     tables = [comparison.error_rows() for comparison in comparisons]
     for (step, variable), row in zip(cases, axes, strict=True):
@@ -145,8 +159,13 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
         _finish_errors(row[-1], tables, step, variable)
     if rules == 1:
         for axis in axes[0]:
-            axis.legend(fontsize=SMALL, frameon=False, loc="lower center",
-                        bbox_to_anchor=(0.5, 1.0), ncols=3)  # fmt: skip
+            axis.legend(
+                fontsize=SMALL,
+                frameon=False,
+                loc="lower center",
+                bbox_to_anchor=(0.5, 1.0),
+                ncols=3,
+            )
     else:  # one legend for all columns
         grey = {"color": "0.4"}
         keys = [
@@ -155,8 +174,9 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
             *axes[0, -1].get_legend_handles_labels()[0],
             Patch(facecolor="0.4", alpha=0.2, label="5 to 95 % of the seeds"),
         ]
-        figure.legend(handles=keys, fontsize=SMALL, frameon=False, loc="outside lower center",
-                      ncols=4)  # fmt: skip
+        figure.legend(
+            handles=keys, fontsize=SMALL, frameon=False, loc="outside lower center", ncols=4
+        )
         for comparison, axis in zip(comparisons, axes[0], strict=False):
             axis.set_title(comparison.rule, fontsize=TEXT)
         axes[0, -1].set_title("errors", fontsize=TEXT)
@@ -194,11 +214,24 @@ def _draw_errors(axis: Axes, rows: list[dict], index: int, alone: bool) -> None:
         key: np.where(column[key] > 0, column[key], np.nan)
         for key in ("rms", "rms_low", "rms_high", "bias")
     }
-    axis.fill_between(s, shown["rms_low"], shown["rms_high"], color=colour, alpha=0.2, lw=0,
-                      label="5 to 95 %" if alone else None)  # fmt: skip
+    axis.fill_between(
+        s,
+        shown["rms_low"],
+        shown["rms_high"],
+        color=colour,
+        alpha=0.2,
+        lw=0,
+        label="5 to 95 %" if alone else None,
+    )
     axis.plot(s, shown["rms"], color=colour, lw=1.2, label=f"{name}rms over seeds")
-    axis.plot(s, shown["bias"], color="black" if alone else colour, lw=1.0, ls="--",
-              label=f"{name}bias (H = ∞)")  # fmt: skip
+    axis.plot(
+        s,
+        shown["bias"],
+        color="black" if alone else colour,
+        lw=1.0,
+        ls="--",
+        label=f"{name}bias (H = ∞)",
+    )
 
 
 def _finish_errors(axis: Axes, tables: list[list[dict]], step: int, variable: str) -> None:
@@ -210,8 +243,16 @@ def _finish_errors(axis: Axes, tables: list[list[dict]], step: int, variable: st
     if quadrature := max(row["quadrature_error"] for row in case):
         words += f" in depth,\n{quadrature:.0e} of its quadrature"
     axis.set_ylim(bottom=axis.get_ylim()[0] / 3 ** len(words.splitlines()))  # room for the words
-    axis.text(0.98, 0.03, words, ha="right", va="bottom",
-              transform=axis.transAxes, fontsize=SMALL - 0.5, color="0.4")  # fmt: skip
+    axis.text(
+        0.98,
+        0.03,
+        words,
+        ha="right",
+        va="bottom",
+        transform=axis.transAxes,
+        fontsize=SMALL - 0.5,
+        color="0.4",
+    )
 
 
 def _mean_square(gap: torch.Tensor) -> np.ndarray:
@@ -288,9 +329,17 @@ def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
 
     def train(count: int | None, seeds: int) -> ParticleRun:
         return train_particles(
-            problem, rule, pair.depth, count, setting.steps, seeds, pair.root_seed,
-            setting.recorded, device=device, nodes=limit.nodes,
-        )  # fmt: skip
+            problem,
+            rule,
+            pair.depth,
+            count,
+            setting.steps,
+            seeds,
+            pair.root_seed,
+            setting.recorded,
+            device=device,
+            nodes=limit.nodes,
+        )
 
     run = train(pair.heads, pair.seeds)
     if run.diverged.all():

@@ -142,8 +142,15 @@ def _quadrature(axis: Axes, cells: dict) -> None:
         floor = math.sqrt(np.mean(errors**2))
         if axis.get_ylim()[0] < floor < axis.get_ylim()[1]:
             axis.axhline(floor, color="0.5", lw=0.8, ls="--")
-            axis.annotate("quadrature error", (0.99, floor), xycoords=("axes fraction", "data"),
-                          fontsize=SMALL - 0.5, color="0.35", ha="right", va="bottom")  # fmt: skip
+            axis.annotate(
+                "quadrature error",
+                (0.99, floor),
+                xycoords=("axes fraction", "data"),
+                fontsize=SMALL - 0.5,
+                color="0.35",
+                ha="right",
+                va="bottom",
+            )
 
 
 def _ratios(axis: Axes, rows: list[dict]) -> None:
@@ -151,8 +158,16 @@ def _ratios(axis: Axes, rows: list[dict]) -> None:
     axis.tick_params(labelsize=SMALL)
     if not rows:
         text = "not predicted\n(a law without atoms, or --no-constant)"
-        axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes,
-                  fontsize=SMALL, color="0.4")  # fmt: skip
+        axis.text(
+            0.5,
+            0.5,
+            text,
+            ha="center",
+            va="center",
+            transform=axis.transAxes,
+            fontsize=SMALL,
+            color="0.4",
+        )
         axis.set_axis_off()
         return
     for i, heads in enumerate(sorted({r["H"] for r in rows})):
@@ -161,15 +176,27 @@ def _ratios(axis: Axes, rows: list[dict]) -> None:
         ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in chosen])
         style = look(i)
         axis.errorbar(
-            [r["L"] * r["H"] for r in chosen], ratio, np.abs(ends.T - ratio), fmt=style["marker"],
-            color=style["color"], ms=3, lw=0.8, label=f"H={heads:g}",
-        )  # fmt: skip
+            [r["L"] * r["H"] for r in chosen],
+            ratio,
+            np.abs(ends.T - ratio),
+            fmt=style["marker"],
+            color=style["color"],
+            ms=3,
+            lw=0.8,
+            label=f"H={heads:g}",
+        )
     axis.set_xscale("log")
     # room below the points for the legend
     low, high = axis.get_ylim()
     axis.set_ylim(low - 0.35 * (high - low), high)
-    axis.legend(fontsize=SMALL, frameon=False, loc="lower center", ncols=3, handletextpad=0.1,
-                columnspacing=0.8)  # fmt: skip
+    axis.legend(
+        fontsize=SMALL,
+        frameon=False,
+        loc="lower center",
+        ncols=3,
+        handletextpad=0.1,
+        columnspacing=0.8,
+    )
 
 
 def look(index: int) -> dict:
@@ -182,8 +209,14 @@ def series(axis: Axes, points: dict, fit: RateFit | None, style: dict, name: str
     for size, errors in points.items():
         kept = errors[np.isfinite(errors)]
         if len(kept) < len(errors):  # diverged runs are shown, not hidden
-            axis.plot([size], [0.98], marker="x", color=style["color"], ms=4,
-                      transform=axis.get_xaxis_transform())  # fmt: skip
+            axis.plot(
+                [size],
+                [0.98],
+                marker="x",
+                color=style["color"],
+                ms=4,
+                transform=axis.get_xaxis_transform(),
+            )
         if kept.any():
             sizes.append(size)
             rms.append(math.sqrt(np.mean(kept**2)))
@@ -221,11 +254,19 @@ def legend_below(axis: Axes, columns: int = 1) -> None:
     floor, top = math.log10(low) - room * span, math.log10(high) + 0.12 * span
     axis.set_ylim(10.0 ** max(floor, -300.0), 10.0 ** min(top, 300.0))
     axis.legend(
-        handles, labels, fontsize=SMALL - 0.5, loc="lower left", ncols=columns,
-        handletextpad=0.1, labelspacing=0.15, borderpad=0.1,
+        handles,
+        labels,
+        fontsize=SMALL - 0.5,
+        loc="lower left",
+        ncols=columns,
+        handletextpad=0.1,
+        labelspacing=0.15,
+        borderpad=0.1,
         # lines of a floor, which no room below the curves keeps out, shall not cross the text
-        facecolor="white", edgecolor="none", framealpha=0.8,
-    )  # fmt: skip
+        facecolor="white",
+        edgecolor="none",
+        framealpha=0.8,
+    )
 
 
 def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
@@ -241,5 +282,12 @@ def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
     for slope, side in zip(slopes, ("bottom", "top"), strict=False):
         end = top + slope * run
         axis.plot(np.exp([left, right]), np.exp([top, end]), color="0.4", lw=0.7)
-        axis.annotate(fractions.get(slope, f"{slope:g}"), np.exp((right, end)), fontsize=SMALL,
-                      color="0.3", va=side, xytext=(2, 0), textcoords="offset points")  # fmt: skip
+        axis.annotate(
+            fractions.get(slope, f"{slope:g}"),
+            np.exp((right, end)),
+            fontsize=SMALL,
+            color="0.3",
+            va=side,
+            xytext=(2, 0),
+            textcoords="offset points",
+        )

@@ -155,8 +155,11 @@ class Setting:
 
     def quadrature(self) -> dict:
         """How `solve_limit` is to integrate over a sampled law: its keyword arguments."""
-        return {"nodes": self.nodes, "max_nodes": self.most_nodes,
-                "quadrature_tol": self.quadrature_tol}  # fmt: skip
+        return {
+            "nodes": self.nodes,
+            "max_nodes": self.most_nodes,
+            "quadrature_tol": self.quadrature_tol,
+        }
 
     @property
     def has_biases(self) -> bool:

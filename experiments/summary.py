@@ -18,10 +18,7 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     `everything` adds all fits in both norms, on both sets, at every fixed size.
     """
     limit, runs = result.limit, result.runs
-    lines = [
-        f"limit: {limit['message']}",
-        f"limit: {limit['elements']} depth elements",
-    ]
+    lines = [f"limit: {limit['message']}", f"limit: {limit['elements']} depth elements"]
     lines += _quadrature(limit)
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
     lines += [f"damaged result file: {text}" for text in result.damaged]
@@ -53,8 +50,10 @@ def _quadrature(limit: dict) -> list[str]:
     """What the nodes of a sampled law put under the fluctuations, in the norm of the headline."""
     if not limit["quadrature_error"]:
         return []
-    lines = [f"limit: quadrature error over heads {limit['quadrature_error']:.1e} (largest "
-             f"component) with {limit['nodes']} nodes"]  # fmt: skip
+    lines = [
+        f"limit: quadrature error over heads {limit['quadrature_error']:.1e} (largest "
+        f"component) with {limit['nodes']} nodes"
+    ]
     errors = defaultdict(list)
     for row in limit["quadrature"]:
         if (row["norm"], row["set"]) == ("rms", "train"):
@@ -114,8 +113,10 @@ def _shares(result: SweepResult) -> list[str]:
             f"  step {share.step} {share.variable:<5} {share.rival} at L={sizes}: {bounds}  bend "
             f"{share.bend:+.1f} sd{', paired' if share.paired else ''}: {share.verdict}"
         )
-    head = ("How much of the fluctuation's variance may fall more slowly than L^-1/2: 95 % bounds "
-            "(expected if none does)")  # fmt: skip
+    head = (
+        "How much of the fluctuation's variance may fall more slowly than L^-1/2: 95 % bounds "
+        "(expected if none does)"
+    )
     return [head, *lines] if lines else []
 
 

@@ -45,11 +45,20 @@ COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # The limit's summary, as it is kept.
 LIMIT_FORM = {
-    "error": NUMBER, "errors": [list], "theta": [list], "status": str, "message": str,
-    "elements": int, "nodes": int, "quadrature_error": NUMBER, "loss": [NUMBER],
-    "quadrature": [dict.fromkeys(("variable", "term", "norm", "set"), str)
-                   | {"step": int, "seed": int, "error": NUMBER}],
-}  # fmt: skip
+    "error": NUMBER,
+    "errors": [list],
+    "theta": [list],
+    "status": str,
+    "message": str,
+    "elements": int,
+    "nodes": int,
+    "quadrature_error": NUMBER,
+    "loss": [NUMBER],
+    "quadrature": [
+        dict.fromkeys(("variable", "term", "norm", "set"), str)
+        | {"step": int, "seed": int, "error": NUMBER}
+    ],
+}
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
 AT_INITIALISATION = {("bias", "L"): -1.0, ("fluctuation", "L"): -0.5, ("fluctuation", "H"): -0.5}
@@ -160,8 +169,14 @@ class Sweep:
         does not fit, its seeds are trained a few at a time.
     """
 
-    def __init__(self, study: Study, folder: str | os.PathLike, device: object = "auto",
-                 engine: Engine | None = None, memory: int | None = None):  # fmt: skip
+    def __init__(
+        self,
+        study: Study,
+        folder: str | os.PathLike,
+        device: object = "auto",
+        engine: Engine | None = None,
+        memory: int | None = None,
+    ):
         study.check()
         self.study = study
         self.device = resolve_device(device)
@@ -277,9 +292,15 @@ class Sweep:
         if memory is not None:
             quadrature["max_nodes"] = most_nodes(self.study, memory)
         run = solve_limit(
-            setting.make_problem(), setting.make_rule(), setting.steps, self.study.tol,
-            setting.recorded, self.device, scramblings=SCRAMBLINGS, **quadrature,
-        )  # fmt: skip
+            setting.make_problem(),
+            setting.make_rule(),
+            setting.steps,
+            self.study.tol,
+            setting.recorded,
+            self.device,
+            scramblings=SCRAMBLINGS,
+            **quadrature,
+        )
         if run.status == "diverged" or not math.isfinite(run.error):
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
         theta = _theta_errors(run, self.study.sizes.all_depths)

@@ -75,9 +75,13 @@ def is_linear(nonlinearity: float) -> bool:
 
 
 def train_weights(
-    problem: Problem, rule: Rule, weights: torch.Tensor, record: Sequence[int], device: object,
+    problem: Problem,
+    rule: Rule,
+    weights: torch.Tensor,
+    record: Sequence[int],
+    device: object,
     **options,
-) -> ParticleRun:  # fmt: skip
+) -> ParticleRun:
     """The model with all atoms in every layer, at weights (runs, L, M) of any kind.
 
     At weights n / H that is the particle model with n draws of each atom, at those of the law the

@@ -109,12 +109,23 @@ def train_particles(
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
-        share = require_group(group, {
-            "rule": rule_text(rule), "depth": depth, "heads": heads, "steps": steps, "seeds": seeds,
-            "root_seed": root_seed, "record": record, "residual_exponent": residual_exponent,
-            "nodes": nodes, "nodes_seed": nodes_seed, "law": type(problem.law).__name__,
-            "contexts": (*problem.contexts.shape, float(problem.contexts.sum())),
-        })  # fmt: skip
+        share = require_group(
+            group,
+            {
+                "rule": rule_text(rule),
+                "depth": depth,
+                "heads": heads,
+                "steps": steps,
+                "seeds": seeds,
+                "root_seed": root_seed,
+                "record": record,
+                "residual_exponent": residual_exponent,
+                "nodes": nodes,
+                "nodes_seed": nodes_seed,
+                "law": type(problem.law).__name__,
+                "contexts": (*problem.contexts.shape, float(problem.contexts.sum())),
+            },
+        )
 
     counts = atoms = None
     if heads is None:
@@ -196,9 +207,16 @@ def train_from(
 
 
 def _train(
-    heads: Heads, problem: Problem, rule: Rule, steps: int, record: Sequence[int],
-    run: ParticleRun, residual_exponent: float, group: object, record_heads: bool = True,
-) -> ParticleRun:  # fmt: skip
+    heads: Heads,
+    problem: Problem,
+    rule: Rule,
+    steps: int,
+    record: Sequence[int],
+    run: ParticleRun,
+    residual_exponent: float,
+    group: object,
+    record_heads: bool = True,
+) -> ParticleRun:
     """Train these very heads, filling `run`; with a process group, those of this process."""
     device = heads.device
     run.residual_exponent, run.rule = residual_exponent, rule_text(rule)

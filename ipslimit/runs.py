@@ -12,8 +12,16 @@ from .problem import Problem
 
 # What a run holds one of for every seed, whatever the law.
 PER_SEED = (
-    "loss", "diverged", "diverged_at", "x", "p", "probe_x", "probe_p", "probe_loss", "heads",
-)  # fmt: skip
+    "loss",
+    "diverged",
+    "diverged_at",
+    "x",
+    "p",
+    "probe_x",
+    "probe_p",
+    "probe_loss",
+    "heads",
+)
 
 
 @dataclasses.dataclass

@@ -144,9 +144,12 @@ class LimitRun:
         depths, single = _depths(s)
         if variable == "theta":
             errors = errors_of_heads(
-                self._coarse.grid, self._recorded(self._coarse.heads, k).packed,
-                self.grid, self._recorded(self._solution.heads, k).packed, depths,
-            )  # fmt: skip
+                self._coarse.grid,
+                self._recorded(self._coarse.heads, k).packed,
+                self.grid,
+                self._recorded(self._solution.heads, k).packed,
+                depths,
+            )
         else:
             self._recorded(getattr(self._solution, variable), k)  # refuses other steps
             errors = errors_along(

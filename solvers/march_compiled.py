@@ -41,6 +41,11 @@ class CompiledMarch:
         widths = np.array(self.system.grid.widths)
         steps = np.stack([widths / 2, widths, widths / 6], axis=1).astype(packed.dtype)
         arguments = (
-            packed, weights, heads.m, fused.bias_rows(heads.layout), self.system.causal, steps
-        )  # fmt: skip
+            packed,
+            weights,
+            heads.m,
+            fused.bias_rows(heads.layout),
+            self.system.causal,
+            steps,
+        )
         fused.run_tasks(function, arguments, outputs, 1, 0.0, dtype, self.shape)

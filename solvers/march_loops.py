@@ -53,16 +53,37 @@ def forward(s, packed, weights, m, biases, causal, steps, groups, edges, slopes,
         seed_field(s, at, m, stage, packed[right], weights[right], k4, groups, biases, causal)
         finish(edges[e + 1], x, steps[e, 2], k1, k2, k3, k4)
         seed_field(
-            s, at, m, edges[e + 1], packed[right], weights[right], slopes[e + 1], groups, biases,
+            s,
+            at,
+            m,
+            edges[e + 1],
+            packed[right],
+            weights[right],
+            slopes[e + 1],
+            groups,
+            biases,
             causal,
-        )  # fmt: skip
+        )
 
 
 @compiled_entry()
 def backward(
-    s, packed, weights, m, biases, causal, steps, groups, states, edges, pulls, sums,
-    with_heads, first, last,
-):  # fmt: skip
+    s,
+    packed,
+    weights,
+    m,
+    biases,
+    causal,
+    steps,
+    groups,
+    states,
+    edges,
+    pulls,
+    sums,
+    with_heads,
+    first,
+    last,
+):
     """Fill edges and pulls (elements + 1, B, N, d) from edges[-1], on stored states (nodes, ...).
 
     sums (nodes, P or P + m, H) gets the head derivatives (and attention outputs) at the edges;
@@ -80,22 +101,69 @@ def backward(
             p, k1, left, middle = edges[e + 1], pulls[e + 1], 2 * e, 2 * e + 1
             combine(stage, p, steps[e, 0], k1)
             seed_vjp(
-                s, at, m, states[middle], packed[middle], weights[middle], stage, k2, nothing,
-                dweights, groups, biases, causal, False,
-            )  # fmt: skip
+                s,
+                at,
+                m,
+                states[middle],
+                packed[middle],
+                weights[middle],
+                stage,
+                k2,
+                nothing,
+                dweights,
+                groups,
+                biases,
+                causal,
+                False,
+            )
             combine(stage, p, steps[e, 0], k2)
             seed_vjp(
-                s, at, m, states[middle], packed[middle], weights[middle], stage, k3, nothing,
-                dweights, groups, biases, causal, False,
-            )  # fmt: skip
+                s,
+                at,
+                m,
+                states[middle],
+                packed[middle],
+                weights[middle],
+                stage,
+                k3,
+                nothing,
+                dweights,
+                groups,
+                biases,
+                causal,
+                False,
+            )
             combine(stage, p, steps[e, 1], k3)
             seed_vjp(
-                s, at, m, states[left], packed[left], weights[left], stage, k4, nothing, dweights,
-                groups, biases, causal, False,
-            )  # fmt: skip
+                s,
+                at,
+                m,
+                states[left],
+                packed[left],
+                weights[left],
+                stage,
+                k4,
+                nothing,
+                dweights,
+                groups,
+                biases,
+                causal,
+                False,
+            )
             finish(edges[e], p, steps[e, 2], k1, k2, k3, k4)
         seed_vjp(
-            s, at, m, states[2 * e], packed[2 * e], weights[2 * e], edges[e], pulls[e],
-            sums[2 * e] if with_heads else nothing, dweights, groups, biases, causal,
+            s,
+            at,
+            m,
+            states[2 * e],
+            packed[2 * e],
+            weights[2 * e],
+            edges[e],
+            pulls[e],
+            sums[2 * e] if with_heads else nothing,
+            dweights,
+            groups,
+            biases,
+            causal,
             with_heads,
-        )  # fmt: skip
+        )

@@ -58,11 +58,7 @@ def wanted(nodes: int, error: float, tol: float) -> int | None:
 
 
 def choose_nodes(
-    solve: Callable[[int, int], GridSolution],
-    nodes: int,
-    scramblings: int,
-    tol: float,
-    most: int,
+    solve: Callable[[int, int], GridSolution], nodes: int, scramblings: int, tol: float, most: int
 ) -> tuple[int, GridSolution]:
     """Enough nodes for a quadrature error of tol, and the solution with them.
 

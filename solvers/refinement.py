@@ -90,12 +90,7 @@ def _growth(name: str, gap: torch.Tensor) -> torch.Tensor:
 
 
 def errors_along(
-    name: str,
-    k: int,
-    coarse: GridSolution,
-    fine: GridSolution,
-    sharpening: float,
-    s: torch.Tensor,
+    name: str, k: int, coarse: GridSolution, fine: GridSolution, sharpening: float, s: torch.Tensor
 ) -> torch.Tensor:
     """Estimated largest error (S,) of the finer grid's X or P at step k and depths s.
 

@@ -49,9 +49,13 @@ class System:
         """(dGamma/dx)^T p and, if asked, the `HeadSums`."""
         self.cost["vjp"] += self._count(nodes)
         dx, dheads, *outputs = attention_vjp(
-            x, self.heads[nodes], p, self.causal, with_heads=with_heads,
+            x,
+            self.heads[nodes],
+            p,
+            self.causal,
+            with_heads=with_heads,
             with_outputs=with_heads and self.with_outputs,
-        )  # fmt: skip
+        )
         return dx, HeadSums(dheads.packed, *outputs or (None,)) if with_heads else None
 
     def _count(self, nodes) -> int:
@@ -69,7 +73,11 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def backward(
-        self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads: bool,
+        self,
+        system: System,
+        x: Trajectory,
+        p_end: torch.Tensor,
+        with_heads: bool,
         guess: Trajectory | None = None,
-    ) -> tuple[Trajectory, HeadSums | None]:  # fmt: skip
+    ) -> tuple[Trajectory, HeadSums | None]:
         """P from P(1) = p_end on the stored X, and the head sums at every node if asked."""

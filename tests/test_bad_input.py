@@ -704,11 +704,7 @@ SLIPPERY_CASES = {
         ValueError,
         ["residual_exponent must be"],
     ),
-    "nodes that are not used": (
-        lambda: train(nodes=-3),
-        ValueError,
-        ["nodes must be at least"],
-    ),
+    "nodes that are not used": (lambda: train(nodes=-3), ValueError, ["nodes must be at least"]),
 }
 
 
@@ -789,10 +785,15 @@ def test_what_is_refused_is_refused_before_anything_is_trained():
 
 def test_numpy_integers_and_floats_are_good_input():
     run = train(
-        depth=np.int64(2), heads=np.int32(2), steps=np.int64(1), seeds=np.arange(2),
-        record=np.arange(2), rule=SGD(np.float32(0.1)), root_seed=np.uint8(1),
+        depth=np.int64(2),
+        heads=np.int32(2),
+        steps=np.int64(1),
+        seeds=np.arange(2),
+        record=np.arange(2),
+        rule=SGD(np.float32(0.1)),
+        root_seed=np.uint8(1),
         residual_exponent=np.float64(1.0),
-    )  # fmt: skip
+    )
     assert run.seeds == (0, 1)
     assert list(run.x) == [0, 1]
     assert all(type(seed) is int for seed in run.seeds)

@@ -13,14 +13,24 @@ from ipslimit.experiments.compare import Pair, compare, comparison_figure, write
 from ipslimit.experiments.study import Setting
 
 PAIR = Pair(
-    Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1,
-            quadrature_tol=10.0),
+    Setting(
+        d=2,
+        m=2,
+        tokens=3,
+        contexts=2,
+        probes=0,
+        law="xavier",
+        nodes=16,
+        steps=1,
+        eps=0.1,
+        quadrature_tol=10.0,
+    ),
     against=("sgd",),
     depth=4,
     heads=2,
     seeds=2,
     tol=1e-3,
-)  # fmt: skip
+)
 FLAGS = (
     "--d 2 --m 2 --tokens 3 --contexts 2 --probes 0 --law xavier --nodes 16 --steps 1 --eps 0.1 "
     "--against sgd --depth 4 --heads 2 --seeds 2 --tol 1e-3 --device cpu"

@@ -98,9 +98,11 @@ for name in sys.argv[1:]:
 def test_entries_kept_by_different_processes_work_together(tmp_path):
     """Kept code is linked by name: entries must not end up calling each other's inner functions."""
     environment = os.environ | {
-        "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "IPSLIMIT_KERNEL": "fused",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "IPSLIMIT_KERNEL": "fused",
         "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path]),
-    }  # fmt: skip
+    }
     for names in (["march"], ["kernel"], ["kernel", "march"], ["march", "kernel"]):
         subprocess.run([sys.executable, "-c", ENTRIES, *names], env=environment, check=True)
 
@@ -123,10 +125,15 @@ def test_without_numbas_compiler_the_eager_path_computes_and_one_line_says_so():
     found = []
     for variables in ({"NUMBA_DISABLE_JIT": "1"}, {"IPSLIMIT_KERNEL": "eager"}):
         environment = {k: v for k, v in os.environ.items() if k != "IPSLIMIT_KERNEL"} | variables
-        found.append(subprocess.run(
-            [sys.executable, "-c", WITHOUT_COMPILER], env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=True,
-        ))  # fmt: skip
+        found.append(
+            subprocess.run(
+                [sys.executable, "-c", WITHOUT_COMPILER],
+                env=environment | {"OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        )
     without, eager = found
     assert without.stdout == eager.stdout and len(eager.stdout) > 100
     (line,) = without.stderr.splitlines()

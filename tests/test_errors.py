@@ -48,11 +48,7 @@ def test_norms_are_those_of_their_definition(study, step, variable, where):
     name = variable if where == "train" else f"probe_{variable}"
     reference = getattr(limit, name)(step, depths(run))
     values, exact = getattr(run, name)[step], getattr(whole, name)[step]
-    gaps = {
-        "total": values - reference,
-        "fluctuation": values - exact,
-        "bias": exact - reference,
-    }
+    gaps = {"total": values - reference, "fluctuation": values - exact, "bias": exact - reference}
     table = error_table(run, whole, limit) + bias_table(whole, limit)
     for term, gap in gaps.items():
         square = gap.square().sum(-1)  # (seeds, L+1, B, N)

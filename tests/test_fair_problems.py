@@ -78,8 +78,18 @@ def test_sign_symmetric_atoms_have_no_mean_field():
 @pytest.fixture(scope="module", params=[False, True], ids=["no mask", "causal"])
 def frozen(request):
     """A trained setting: its problem, run, limit and errors at frozen heads."""
-    setting = Setting(d=3, m=2, tokens=4, contexts=2, probes=0, atoms=4, eps=0.1, lr=0.1, steps=2,
-                      causal=request.param)  # fmt: skip
+    setting = Setting(
+        d=3,
+        m=2,
+        tokens=4,
+        contexts=2,
+        probes=0,
+        atoms=4,
+        eps=0.1,
+        lr=0.1,
+        steps=2,
+        causal=request.param,
+    )
     return setting
 
 

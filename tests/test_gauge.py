@@ -47,9 +47,15 @@ def test_balanced_laws_keep_together_and_others_part_the_more_the_larger_the_fac
 def test_all_results_are_written(finished):
     names = {path.name for path in finished.iterdir()}
     assert names == {
-        "cells", "config.json", "gauge.json", "gauge.csv", "gauge.png", "gauge.pdf",
-        "gauge.sha256", ".gauge",
-    }  # fmt: skip
+        "cells",
+        "config.json",
+        "gauge.json",
+        "gauge.csv",
+        "gauge.png",
+        "gauge.pdf",
+        "gauge.sha256",
+        ".gauge",
+    }
     assert len(list((finished / "cells").iterdir())) == 3 * (1 + 2 * 2)
     assert matplotlib.image.imread(finished / "gauge.png").std() > 0.05  # not blank
     numbers = json.loads((finished / "gauge.json").read_text())

@@ -66,8 +66,14 @@ CALLS = {
     "attention_field": (attention_field, {"x": X, "heads": HEADS, "causal": False}),
     "attention_vjp": (
         attention_vjp,
-        {"x": X, "heads": HEADS, "cotangent": X, "causal": False, "with_heads": True,
-         "with_outputs": False},
+        {
+            "x": X,
+            "heads": HEADS,
+            "cotangent": X,
+            "causal": False,
+            "with_heads": True,
+            "with_outputs": False,
+        },
     ),
     "Atoms": (Atoms, {"heads": HEADS}),
     "XavierUniform": (XavierUniform, {"d": 3, "m": 2, "gain": 1.0, "biases": False}),
@@ -75,8 +81,14 @@ CALLS = {
     "nodes": (XavierUniform(3, 2).nodes, {"n": 8, "seed": 0}),
     "Problem": (
         Problem,
-        {"contexts": X, "targets": Y, "law": small_atoms(), "causal": False, "probes": None,
-         "loss": None},
+        {
+            "contexts": X,
+            "targets": Y,
+            "law": small_atoms(),
+            "causal": False,
+            "probes": None,
+            "loss": None,
+        },
     ),
     "SGD": (SGD, {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}),
     "AdamW": (AdamW, ADAM),
@@ -86,24 +98,56 @@ CALLS = {
     "ReadoutCrossEntropy": (ReadoutCrossEntropy, {"readout": normal(5, 3)}),
     "train_particles": (
         train_particles,
-        TRAINING | {"problem": small_problem(), "depth": 2, "heads": 2, "seeds": 2,
-                    "root_seed": 0, "residual_exponent": 1.0, "nodes_seed": 0, "group": None},
+        TRAINING
+        | {
+            "problem": small_problem(),
+            "depth": 2,
+            "heads": 2,
+            "seeds": 2,
+            "root_seed": 0,
+            "residual_exponent": 1.0,
+            "nodes_seed": 0,
+            "group": None,
+        },
     ),
     "solve_limit": (
         solve_limit,
-        TRAINING | {"problem": small_problem(XavierUniform(3, 2)), "tol": 1e-2, "method": "auto",
-                    "elements": 2, "max_elements": 8, "nodes_seed": 0, "scramblings": 1,
-                    "max_nodes": 8, "quadrature_tol": None},
+        TRAINING
+        | {
+            "problem": small_problem(XavierUniform(3, 2)),
+            "tol": 1e-2,
+            "method": "auto",
+            "elements": 2,
+            "max_elements": 8,
+            "nodes_seed": 0,
+            "scramblings": 1,
+            "max_nodes": 8,
+            "quadrature_tol": None,
+        },
     ),
     "optim.SBOAdamW": (
         ipslimit.optim.SBOAdamW,
-        ADAM | {"model": MODEL, "centre": "ema", "centre_decay": 0.9, "compensate": True,
-                "maximize": False, "foreach": None, "exclude": ()},
+        ADAM
+        | {
+            "model": MODEL,
+            "centre": "ema",
+            "centre_decay": 0.9,
+            "compensate": True,
+            "maximize": False,
+            "foreach": None,
+            "exclude": (),
+        },
     ),
     "SAGGS": (
         ipslimit.optim.SAGGS,
-        {"optimizer": adamw(), "pairs": PAIRS, "every": 1, "damping": 1.0, "at_start": True,
-         "state_exponents": None},
+        {
+            "optimizer": adamw(),
+            "pairs": PAIRS,
+            "every": 1,
+            "damping": 1.0,
+            "at_start": True,
+            "state_exponents": None,
+        },
     ),
     "find_pairs": (
         ipslimit.optim.find_pairs,
@@ -128,43 +172,92 @@ CALLS = {
     ),
     "BoundaryProbe": (
         BoundaryProbe,
-        {"model": MODEL, "optimizer": adamw(), "every": 1, "keys": ("key",), "packed": (),
-         "exclude": ()},
+        {
+            "model": MODEL,
+            "optimizer": adamw(),
+            "every": 1,
+            "keys": ("key",),
+            "packed": (),
+            "exclude": (),
+        },
     ),
-}  # fmt: skip
+}
 NAMED = [(call, name) for call, (_, arguments) in CALLS.items() for name in arguments]
 
 # Sizes between these would only be slow.
 integers = st.one_of(st.integers(-3, 3), st.sampled_from((10**13, 10**25, -(10**25))))
 floats = st.one_of(st.floats(), st.sampled_from((0.0, 0.5, 1.0, 1e308, 1e-320, 5e-46)))
 plain = st.one_of(
-    st.none(), st.booleans(), integers, floats, st.complex_numbers(), st.text(max_size=8),
-    st.binary(max_size=4), st.sampled_from(("auto", "cpu", "cuda:99", "meta", "raise", "head")),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    integers,
+    floats,
+    st.complex_numbers(),
+    st.text(max_size=8),
+    st.binary(max_size=4),
+    st.sampled_from(("auto", "cpu", "cuda:99", "meta", "raise", "head")),
+)
 nested = st.recursive(
     plain,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.tuples(inner, inner),
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
         st.dictionaries(st.text(max_size=3), inner, max_size=2),
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 shapes = st.lists(st.integers(0, 4), max_size=4)
 arrays = st.builds(lambda shape, kind: np.zeros(shape, kind), shapes, st.sampled_from("fdi?cUO"))
 DTYPES = (F64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 tensors = st.builds(
     lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device),
-    shapes, st.sampled_from(DTYPES), st.sampled_from(("cpu", "cpu", "meta")),
-)  # fmt: skip
-objects = st.sampled_from((
-    X.to_sparse(), X * math.nan, X * math.inf, X[..., :2], X[:1].expand(2, 4, 3), X.float(),
-    X.clone().requires_grad_(), np.float32(0.5), np.float64("nan"), np.int64(2), np.True_,
-    np.datetime64("2020-01-01"), decimal.Decimal("sNaN"), fractions.Fraction(1, 2), range(3),
-    slice(1), Ellipsis, NotImplemented, int, print, object(), Unprintable(), torch.float32,
-    torch.device("cpu"), MODEL, nn.LazyLinear(2), HEADS, small_atoms(), small_problem(),
-    XavierUniform(3, 2), AdamW(0.1), AdamW, SBOAdamW(0.1), Rebalance(SGD(0.1)), adamw(), PAIRS,
-    lambda x: x, lambda x, y: x.square().sum((-1, -2)), lambda x, y: math.nan,
-))  # fmt: skip
+    shapes,
+    st.sampled_from(DTYPES),
+    st.sampled_from(("cpu", "cpu", "meta")),
+)
+objects = st.sampled_from(
+    (
+        X.to_sparse(),
+        X * math.nan,
+        X * math.inf,
+        X[..., :2],
+        X[:1].expand(2, 4, 3),
+        X.float(),
+        X.clone().requires_grad_(),
+        np.float32(0.5),
+        np.float64("nan"),
+        np.int64(2),
+        np.True_,
+        np.datetime64("2020-01-01"),
+        decimal.Decimal("sNaN"),
+        fractions.Fraction(1, 2),
+        range(3),
+        slice(1),
+        Ellipsis,
+        NotImplemented,
+        int,
+        print,
+        object(),
+        Unprintable(),
+        torch.float32,
+        torch.device("cpu"),
+        MODEL,
+        nn.LazyLinear(2),
+        HEADS,
+        small_atoms(),
+        small_problem(),
+        XavierUniform(3, 2),
+        AdamW(0.1),
+        AdamW,
+        SBOAdamW(0.1),
+        Rebalance(SGD(0.1)),
+        adamw(),
+        PAIRS,
+        lambda x: x,
+        lambda x, y: x.square().sum((-1, -2)),
+        lambda x, y: math.nan,
+    )
+)
 anything = st.one_of(nested, arrays, tensors, objects)
 
 

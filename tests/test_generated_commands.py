@@ -39,13 +39,34 @@ FLAGS = {command: flags(command) for command in cli.COMMANDS}
 COMMANDS = st.sampled_from(sorted(name for name, found in FLAGS.items() if found))
 word = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=6)
 number = st.one_of(
-    st.integers(-3, 9).map(str), st.floats().map(str), st.integers().map(str),
+    st.integers(-3, 9).map(str),
+    st.floats().map(str),
+    st.integers().map(str),
     st.sampled_from(("1e400", "1e-320", "0.5", "-0", "1_0", "٣", "0x10", str(10**30))),
-)  # fmt: skip
-known = st.sampled_from((
-    "adamw", "sgd", "sbo", "block-adamw", "xavier", "atoms", "truncated-normal", "float32", "cpu",
-    "cuda:9", "ema", "None", "True", "False", "/dev/null", "imdb:/none", "classic", "qk", "head",
-))  # fmt: skip
+)
+known = st.sampled_from(
+    (
+        "adamw",
+        "sgd",
+        "sbo",
+        "block-adamw",
+        "xavier",
+        "atoms",
+        "truncated-normal",
+        "float32",
+        "cpu",
+        "cuda:9",
+        "ema",
+        "None",
+        "True",
+        "False",
+        "/dev/null",
+        "imdb:/none",
+        "classic",
+        "qk",
+        "head",
+    )
+)
 values = st.lists(st.one_of(number, known, word), max_size=3)
 
 
@@ -108,8 +129,28 @@ def test_any_words_end_in_one_line(words):
         expect_one_line(*run(*words)[:2])
 
 
-TINY = ["--d", "2", "--m", "1", "--tokens", "2", "--contexts", "1", "--probes", "1", "--atoms", "2",
-        "--steps", "1", "--seeds", "2", "--tol", "1", "--nodes", "4"]  # fmt: skip
+TINY = [
+    "--d",
+    "2",
+    "--m",
+    "1",
+    "--tokens",
+    "2",
+    "--contexts",
+    "1",
+    "--probes",
+    "1",
+    "--atoms",
+    "2",
+    "--steps",
+    "1",
+    "--seeds",
+    "2",
+    "--tol",
+    "1",
+    "--nodes",
+    "4",
+]
 
 
 @st.composite
@@ -117,19 +158,30 @@ def valid_flags(draw):
     """Flags of `sweep` and `compare` that pass their checks, up to the ends of the ranges."""
     rule = draw(st.sampled_from(("adamw", "sgd", "sbo", "block-adamw")))
     return [
-        "--rule", rule,
-        "--law", draw(st.sampled_from(("atoms", "xavier", "truncated-normal"))),
-        "--dtype", draw(st.sampled_from(("float64", "float32"))),
-        "--lr", draw(st.sampled_from(("1e-300", "0.02", "10", "1e20", "1e300"))),
-        "--eps", draw(st.sampled_from(("0", "1e-320", "1e-60", "0.01", "1e30"))),
-        "--weight-decay", draw(st.sampled_from(("0", "0.1", "1e300"))),
-        "--gain", draw(st.sampled_from(("1e-300", "1", "1e3", "1e100"))),
-        "--std", draw(st.sampled_from(("1e-300", "1", "1e300"))),
-        "--bound", draw(st.sampled_from(("1e-20", "2", "1e100"))),
-        "--rebalance", draw(st.sampled_from(("0", "1", "2"))),
-        "--problem-seed", draw(st.sampled_from(("0", str(2**64 + 1)))),
+        "--rule",
+        rule,
+        "--law",
+        draw(st.sampled_from(("atoms", "xavier", "truncated-normal"))),
+        "--dtype",
+        draw(st.sampled_from(("float64", "float32"))),
+        "--lr",
+        draw(st.sampled_from(("1e-300", "0.02", "10", "1e20", "1e300"))),
+        "--eps",
+        draw(st.sampled_from(("0", "1e-320", "1e-60", "0.01", "1e30"))),
+        "--weight-decay",
+        draw(st.sampled_from(("0", "0.1", "1e300"))),
+        "--gain",
+        draw(st.sampled_from(("1e-300", "1", "1e3", "1e100"))),
+        "--std",
+        draw(st.sampled_from(("1e-300", "1", "1e300"))),
+        "--bound",
+        draw(st.sampled_from(("1e-20", "2", "1e100"))),
+        "--rebalance",
+        draw(st.sampled_from(("0", "1", "2"))),
+        "--problem-seed",
+        draw(st.sampled_from(("0", str(2**64 + 1)))),
         draw(st.sampled_from(("--causal", "--no-causal"))),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow

@@ -64,10 +64,15 @@ def rules(draw, extreme=False):
 def problems(draw, law=None, causal=None, dtypes=(F32, F64)):
     if law is None:
         d, m, seed = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(0, 999))
-        law = draw(st.sampled_from((
-            small_atoms(draw(st.integers(1, 9)), m, d, BIASES, seed),
-            XavierUniform(d, m, biases=True), TruncatedNormal(d, m, 0.5, 1.0, biases=True),
-        )))  # fmt: skip
+        law = draw(
+            st.sampled_from(
+                (
+                    small_atoms(draw(st.integers(1, 9)), m, d, BIASES, seed),
+                    XavierUniform(d, m, biases=True),
+                    TruncatedNormal(d, m, 0.5, 1.0, biases=True),
+                )
+            )
+        )
     B, N, seed = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(0, 999))
     dtype = draw(st.sampled_from(dtypes))
     causal = draw(st.booleans()) if causal is None else causal
@@ -84,9 +89,11 @@ def train(problem, rule, heads=3, seeds=2, steps=3, depth=3, path="auto", **opti
 
 def same_bits(a, b):
     """Equal, NaN in the same places."""
-    return a.shape == b.shape and torch.equal(a.isnan(), b.isnan()) and torch.equal(
-        a.nan_to_num(), b.nan_to_num()
-    )  # fmt: skip
+    return (
+        a.shape == b.shape
+        and torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )
 
 
 def assert_same_seeds(run, seeds, other):
@@ -186,8 +193,10 @@ def test_permuting_atoms_permutes_heads_and_nothing_else(data, rule, path):
     a, b = (train(p, rule, None, 1, 2, path=path) for p in (problem, other))
     close(a.x[2], b.x[2], "x")
     close(a.heads[2].packed[..., order], b.heads[2].packed, "heads")
-    limits = [solve_limit(p, rule, 1, tol=1e-2, device="cpu", elements=2, max_elements=8)
-              for p in (problem, other)]  # fmt: skip
+    limits = [
+        solve_limit(p, rule, 1, tol=1e-2, device="cpu", elements=2, max_elements=8)
+        for p in (problem, other)
+    ]
     close(limits[0].x(1, 1.0), limits[1].x(1, 1.0), "limit")
 
 
@@ -258,8 +267,18 @@ class Bombed(Setting):
 @pytest.mark.parametrize("rule", ["adamw", "block-adamw", "sgd", "sbo"])
 @pytest.mark.parametrize("rebalance", [0, 1])
 def test_seeds_in_parts_are_seeds_at_once_where_some_diverge(rule, rebalance):
-    setting = Bombed(d=3, m=2, tokens=3, contexts=2, probes=1, steps=2, rule=rule, biases=True,
-                     momentum=0.0, rebalance=rebalance)  # fmt: skip
+    setting = Bombed(
+        d=3,
+        m=2,
+        tokens=3,
+        contexts=2,
+        probes=1,
+        steps=2,
+        rule=rule,
+        biases=True,
+        momentum=0.0,
+        rebalance=rebalance,
+    )
     study = Study(setting, Sizes((3,), (2,), 11))
     whole = _train_in_parts(study, "cpu", 3, 2, 11)
     assert 1 <= int(whole.diverged.sum()) <= 10
@@ -295,9 +314,19 @@ def check_limit(problem, rule, method, path):
         patch.setenv(VARIABLE, path)
         try:
             run = solve_limit(
-                problem, rule, 2, tol=1e-2, record=[0, 1, 2], device="cpu", method=method,
-                elements=2, max_elements=16, nodes=4, scramblings=2, max_nodes=4,
-            )  # fmt: skip
+                problem,
+                rule,
+                2,
+                tol=1e-2,
+                record=[0, 1, 2],
+                device="cpu",
+                method=method,
+                elements=2,
+                max_elements=16,
+                nodes=4,
+                scramblings=2,
+                max_nodes=4,
+            )
         except NotContracting as error:
             assert method == "picard" and "Use method='march'" in str(error)
             return

@@ -75,11 +75,21 @@ def payloads(folder):
 
 
 ODD = (
-    b"", b"\x00", b"null", b"[]", b"{}", b"1e400", b'"text"', b"[" * 100_000, b'{"rows": 5}',
+    b"",
+    b"\x00",
+    b"null",
+    b"[]",
+    b"{}",
+    b"1e400",
+    b'"text"',
+    b"[" * 100_000,
+    b'{"rows": 5}',
     b'{"rows": [], "weak": [], "seeds": true, "diverged": 0, "linear": null}',
-    b'{"rows": [{}], "weak": [], "seeds": 1, "diverged": 0, "linear": null}', b"9" * 10_000,
-    b"\xff\xfe{}", b"{" + b'"a":' * 2000,
-)  # fmt: skip
+    b'{"rows": [{}], "weak": [], "seeds": 1, "diverged": 0, "linear": null}',
+    b"9" * 10_000,
+    b"\xff\xfe{}",
+    b"{" + b'"a":' * 2000,
+)
 
 
 def put(path, content, fitting):
@@ -221,10 +231,21 @@ class TestRebalance:
         from ipslimit.experiments.text.training import Recipe
 
         study = RebalanceSetting(
-            data=str(ROOT / "README.md"), variants=("classic",), seeds=1, steps=2,
-            resumed_steps=1, start_steps=1, vocabulary=300, context=8, width=8, layers=1, heads=2,
-            held_out_windows=4, recipe=Recipe(batch=2), treatment=Treatment(every=5),
-        )  # fmt: skip
+            data=str(ROOT / "README.md"),
+            variants=("classic",),
+            seeds=1,
+            steps=2,
+            resumed_steps=1,
+            start_steps=1,
+            vocabulary=300,
+            context=8,
+            width=8,
+            layers=1,
+            heads=2,
+            held_out_windows=4,
+            recipe=Recipe(batch=2),
+            treatment=Treatment(every=5),
+        )
         folder = tmp_path_factory.mktemp("runs")
 
         def run():
@@ -254,8 +275,12 @@ class TestRebalance:
         (target,) = folder.glob("*.checkpoint")
         content = torch.load(io.BytesIO(target.read_bytes()[65:]), weights_only=True)
         for name, value in {
-            "seed": 7, "step": -1, "shape": {}, "model": {}, "optimizer": None,
-        }.items():  # fmt: skip
+            "seed": 7,
+            "step": -1,
+            "shape": {},
+            "model": {},
+            "optimizer": None,
+        }.items():
             file = io.BytesIO()
             torch.save(content | {name: value}, file)
             write_blob(target, file.getvalue())

@@ -35,12 +35,18 @@ def finding(sentence="The exponent is -0.5123."):
     figure.subplots().plot([1, 2])
     rows = [{"L": 4, "error": 0.2157}, {"L": 8, "error": None}]
     return Finding(
-        "rates", "Rates", "how", "at most -1/3", sentence,
+        "rates",
+        "Rates",
+        "how",
+        "at most -1/3",
+        sentence,
         [Measured("x in L", "-1/2", -0.5123, (-0.53, -0.49))],
         [Table("exponents", "All", ["L", "error"], rows)],
         [Picture("exponents", figure, "a caption"), Picture("collapse", figure, "another")],
-        {"more": 1.5}, {"seeds": 4, "setting": {"d": 3}}, ["a note"],
-    )  # fmt: skip
+        {"more": 1.5},
+        {"seeds": 4, "setting": {"d": 3}},
+        ["a note"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -208,11 +214,19 @@ def test_another_form_is_told_though_its_checksum_fits(folder, tmp_path, form):
 
 
 TEXTS = {
-    "empty": b"", "no JSON": b"finding", "half": b'{"study": "rates"', "two": b"{} {}",
-    "binary": bytes(range(256)), "UTF-16": '{"study": "rates"}'.encode("utf-16"),
-    "Latin-1": b'{"study": "\xe9"}', "very deep": b"[" * 100_000, "null bytes": b"\0" * 1000,
-    "a long number": b"9" * 10_000, "1e400": b'{"study": 1e400}', "a name twice": b'{"a":1,"a":2}',
-}  # fmt: skip
+    "empty": b"",
+    "no JSON": b"finding",
+    "half": b'{"study": "rates"',
+    "two": b"{} {}",
+    "binary": bytes(range(256)),
+    "UTF-16": '{"study": "rates"}'.encode("utf-16"),
+    "Latin-1": b'{"study": "\xe9"}',
+    "very deep": b"[" * 100_000,
+    "null bytes": b"\0" * 1000,
+    "a long number": b"9" * 10_000,
+    "1e400": b'{"study": 1e400}',
+    "a name twice": b'{"a":1,"a":2}',
+}
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -264,10 +278,18 @@ def test_a_generated_change_is_told_or_changes_nothing(written, tmp_path, data):
     good = path.read_bytes()
     at = data.draw(st.integers(0, 10**6)) % len(good)
     noise = data.draw(st.binary(max_size=20))
-    changed = data.draw(st.sampled_from((
-        good[:at], good[:at] + noise + good[at:], good[:at] + noise, noise,
-        good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :], good,
-    )))  # fmt: skip
+    changed = data.draw(
+        st.sampled_from(
+            (
+                good[:at],
+                good[:at] + noise + good[at:],
+                good[:at] + noise,
+                noise,
+                good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :],
+                good,
+            )
+        )
+    )
     _, _, untouched = report(folder, out=tmp_path)
     path.write_bytes(changed)
     try:
@@ -345,9 +367,11 @@ def test_text_is_text(folder, tmp_path):
     def spoilt(value):
         if isinstance(value, dict):
             return {attack if k == "d" else k: spoilt(v) for k, v in value.items()}
-        return [spoilt(v) for v in value] if isinstance(value, list) else (
-            attack if isinstance(value, str) else value
-        )  # fmt: skip
+        return (
+            [spoilt(v) for v in value]
+            if isinstance(value, list)
+            else (attack if isinstance(value, str) else value)
+        )
 
     finding = content(folder)
     rewrite(folder, spoilt(finding) | {"pictures": finding["pictures"]})

@@ -56,14 +56,20 @@ def test_a_redrawn_head_is_a_plain_model_run_twice():
     problem = small_problem(law, B=2, N=3)
     found = measure_redraws(problem, RULE, depth, heads, (0, steps), range(seeds), root_seed=7)
     rows = {(row["step"], row["variable"]): row for row in found["rows"]}
-    counts = torch.stack([
-        law.draw(heads, depth, draw_generator(7, depth, heads, s), torch.float64).counts
-        for s in range(seeds)
-    ])  # fmt: skip
-    other, layer, old = redraw(counts, law.heads.weights, [
-        np.random.default_rng(np.random.SeedSequence((7, depth, heads, s, 1)))
-        for s in range(seeds)
-    ])  # fmt: skip
+    counts = torch.stack(
+        [
+            law.draw(heads, depth, draw_generator(7, depth, heads, s), torch.float64).counts
+            for s in range(seeds)
+        ]
+    )
+    other, layer, old = redraw(
+        counts,
+        law.heads.weights,
+        [
+            np.random.default_rng(np.random.SeedSequence((7, depth, heads, s, 1)))
+            for s in range(seeds)
+        ],
+    )
     bases, changes = [], []
     for s in range(seeds):
         atoms = listed(counts[s])
@@ -100,8 +106,11 @@ def test_a_redrawn_head_is_a_plain_model_run_twice():
 def test_its_runs_are_those_of_train_particles():
     problem = small_problem(small_atoms(M=4), B=2, N=3)
     run = train_particles(problem, RULE, 4, 3, 2, 5, root_seed=1)
-    row = next(r for r in measure_redraws(problem, RULE, 4, 3, (2,), range(5), 1)["rows"]
-               if r["variable"] == "x")  # fmt: skip
+    row = next(
+        r
+        for r in measure_redraws(problem, RULE, 4, 3, (2,), range(5), 1)["rows"]
+        if r["variable"] == "x"
+    )
     x = run.x[2]
     spread = (x - x.mean(0)).square().sum(-1).mean((-1, -2)) * 5 / 4
     np.testing.assert_allclose(row["deviation"], spread[:, spread.mean(0).argmax()], atol=1e-12)
@@ -199,8 +208,9 @@ def small(out):
     setting = Setting(
         d=3, m=2, tokens=3, contexts=2, probes=0, atoms=4, steps=2, record=(0, 2), lr=0.1
     )
-    return Influence(quick=True, out=out, device="cpu", setting=setting, depths=(2, 4, 8),
-                     heads=(1, 4), seeds=8)  # fmt: skip
+    return Influence(
+        quick=True, out=out, device="cpu", setting=setting, depths=(2, 4, 8), heads=(1, 4), seeds=8
+    )
 
 
 def test_a_killed_study_loses_the_cell_in_flight_and_a_finished_one_is_read(tmp_path, monkeypatch):

@@ -94,8 +94,9 @@ def test_one_flipped_bit_in_the_machine_code_is_seen(folder, caplog):
     assert wrong.kept and wrong.value == X - Y
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture],
-          deadline=None)  # fmt: skip
+@settings(
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data())
 def test_generated_damage_is_seen(folder, caplog, data):
     Answer(caplog)
@@ -103,11 +104,22 @@ def test_generated_damage_is_seen(folder, caplog, data):
     good = path.read_bytes()
     at = data.draw(st.integers(0, 10**6)) % len(good)
     noise = data.draw(st.binary(max_size=200))
-    damaged = data.draw(st.sampled_from((
-        good[:at], good[at:], good + b"\0", b"\0" * len(good), noise, good[::-1],
-        good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :],
-        good[:at] + good[at + 1 :], good[:at] + b"\n" + good[at:], good.replace(b"\n", b"\r\n"),
-    )))  # fmt: skip
+    damaged = data.draw(
+        st.sampled_from(
+            (
+                good[:at],
+                good[at:],
+                good + b"\0",
+                b"\0" * len(good),
+                noise,
+                good[::-1],
+                good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :],
+                good[:at] + good[at + 1 :],
+                good[:at] + b"\n" + good[at:],
+                good.replace(b"\n", b"\r\n"),
+            )
+        )
+    )
     path.write_bytes(damaged)
     if damaged != good:
         expect_afresh(Answer(caplog), folder, "truncated or altered")
@@ -303,9 +315,12 @@ def start(tmp_path, before="", around="{}", **environment):
     command = around.format(f"{sys.executable} -B {source / 'program.py'}")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
     done = subprocess.run(
-        ["sh", "-c", command], env=inherited | environment, capture_output=True, text=True,
+        ["sh", "-c", command],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     value, hits = done.stdout.split()
     return float(value), hits == "1", done.stderr.splitlines()
@@ -338,20 +353,27 @@ class TestFolders:
     def test_a_disk_that_must_not_be_written(self, tmp_path):
         kept = str(tmp_path / "kept")
         start(tmp_path, NUMBA_CACHE_DIR=kept)
-        around = mounted(f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind "
-                         f"{tmp_path}")  # fmt: skip
+        around = mounted(
+            f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
+        )
         value, hit, (line,) = start(
-            tmp_path, around=around, NUMBA_CACHE_DIR=kept, HOME=str(tmp_path),
+            tmp_path,
+            around=around,
+            NUMBA_CACHE_DIR=kept,
+            HOME=str(tmp_path),
             XDG_CACHE_HOME=str(tmp_path),
-        )  # fmt: skip
+        )
         assert (value, hit) == (RIGHT, False)
         assert "no folder can be written" in line and "Set NUMBA_CACHE_DIR" in line
 
     @pytest.mark.parametrize("kind", ["file", "below a file", "no permission"])
     def test_a_cache_folder_that_is_none(self, tmp_path, kind):
         (tmp_path / "file").touch()
-        folder = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "kept",
-                  "no permission": "/proc/kept"}[kind]  # fmt: skip
+        folder = {
+            "file": tmp_path / "file",
+            "below a file": tmp_path / "file" / "kept",
+            "no permission": "/proc/kept",
+        }[kind]
         value, hit, (line,) = start(tmp_path, NUMBA_CACHE_DIR=str(folder))
         assert (value, hit) == (RIGHT, False)
         assert f"got '{folder}'" in line
@@ -374,8 +396,12 @@ def test_processes_that_compile_at_once(tmp_path):
     start(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "other"))  # writes the program
     command = [sys.executable, "-B", str(tmp_path / "source" / "program.py")]
     environment = os.environ | {"NUMBA_CACHE_DIR": kept}
-    running = [subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE) for _ in range(3)]  # fmt: skip
+    running = [
+        subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
     for process in running:
         out, err = process.communicate()
         assert (float(out.split()[0]), err) == (RIGHT, "")

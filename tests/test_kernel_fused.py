@@ -86,9 +86,13 @@ def assert_same_bits(found, expected):
 
 
 sizes = st.tuples(
-    st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(1, 11),
-    st.integers(1, 7), st.integers(1, 7),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(1, 11),
+    st.integers(1, 7),
+    st.integers(1, 7),
+)
 
 
 @settings(max_examples=60)
@@ -289,9 +293,11 @@ def test_exponential(dtype, lowest):
     """Within 1 ulp down to the smallest normal number, 0 below, NaN for NaN."""
     rng = np.random.default_rng(0)
     parts = [
-        rng.uniform(lowest, 0, 2**16), -np.exp2(rng.uniform(-60, 6, 2**16)),
-        -np.arange(0, -2 * lowest) / 2, np.linspace(-1, 0, 2**14),
-    ]  # fmt: skip
+        rng.uniform(lowest, 0, 2**16),
+        -np.exp2(rng.uniform(-60, 6, 2**16)),
+        -np.arange(0, -2 * lowest) / 2,
+        np.linspace(-1, 0, 2**14),
+    ]
     t = np.concatenate(parts).astype(dtype)
     t = t[: len(t) // LANES * LANES]
     out = np.empty_like(t)

@@ -50,9 +50,16 @@ def test_compiled_rule_is_the_torch_rule_to_rounding(rule, dtype):
         given = tuple(states[n].numpy() if n else absent for n in compiled.states)
         g, biases = gradient.packed.clone().numpy(), bias_rows(heads.layout)
         update_rows(
-            compiled.step, heads.m, biases, theta.numpy(), g, x.numpy(), outputs.numpy(), given,
+            compiled.step,
+            heads.m,
+            biases,
+            theta.numpy(),
+            g,
+            x.numpy(),
+            outputs.numpy(),
+            given,
             alive,
-        )  # fmt: skip
+        )
         halved = gradient.with_packed(0.5 * gradient.packed)
         means = (input_means(x, outputs.mT, 0.5),) if rule.uses_means else ()
         heads, state = rule.update(heads, state, halved, step, *means)

@@ -43,9 +43,16 @@ def oracle(name):
 def solve_oracle(name, method="march", tol=1e-6, elements=8, max_elements=512):
     problem, rule, answer, _ = oracle(name)
     return solve_limit(
-        problem, rule, len(answer) - 1, tol, range(len(answer)), "cpu",
-        method=method, elements=elements, max_elements=max_elements,
-    )  # fmt: skip
+        problem,
+        rule,
+        len(answer) - 1,
+        tol,
+        range(len(answer)),
+        "cpu",
+        method=method,
+        elements=elements,
+        max_elements=max_elements,
+    )
 
 
 def oracle_points(run, answer):
@@ -72,9 +79,16 @@ def on_uniform_grid(problem, rule, steps, record, elements):
     """A reference solution, by Picard iteration settled at 1e-13."""
     cost = {"field": 0, "vjp": 0}
     return train_on_grid(
-        problem, problem.law.heads, rule, steps, record,
-        DepthGrid.uniform(elements), Picard(settle=1e-13), cost, torch.device("cpu"),
-    )  # fmt: skip
+        problem,
+        problem.law.heads,
+        rule,
+        steps,
+        record,
+        DepthGrid.uniform(elements),
+        Picard(settle=1e-13),
+        cost,
+        torch.device("cpu"),
+    )
 
 
 def xavier_atoms_problem(seed, gain=1.0, causal=False):
@@ -94,11 +108,14 @@ def xavier_atoms_problem(seed, gain=1.0, causal=False):
 
 
 @each_method
-@pytest.mark.parametrize("name, tol, agreement", [
-    # the oracle's own error is 3e-11, and 4e-8 for AdamW, whose step has kinks in depth
-    ("sgd-causal", 3e-8, 1e-8),
-    ("adamw", 3e-7, 5e-8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, tol, agreement",
+    [
+        # the oracle's own error is 3e-11, and 4e-8 for AdamW, whose step has kinks in depth
+        ("sgd-causal", 3e-8, 1e-8),
+        ("adamw", 3e-7, 5e-8),
+    ],
+)
 def test_agrees_with_the_oracle_at_every_step(name, tol, agreement, method):
     run, answer = solve_oracle(name, method, tol), oracle(name)[2]
     assert run.status == "converged"
@@ -167,14 +184,17 @@ def test_error_is_near_the_largest_difference_over_all_depths(name, tol, element
 # Fronts keep the true order at 1, but now and then one pair of grids differs by accident 4 to 5
 # times less than the pair before, as if the order were 2. Taken at its word, that made the estimate
 # 0.43, 0.49, 0.33 and 0.30 of the truth in the last four.
-@pytest.mark.parametrize("seed, gain, causal", [
-    (2, 1.0, False),
-    (3, 1.2, True),
-    (0, 1.0, True),
-    (1, 1.2, False),
-    (6, 1.0, True),
-    (11, 1.2, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "seed, gain, causal",
+    [
+        (2, 1.0, False),
+        (3, 1.2, True),
+        (0, 1.0, True),
+        (1, 1.2, False),
+        (6, 1.0, True),
+        (11, 1.2, False),
+    ],
+)
 def test_estimate_is_honest_where_adam_steps_are_steep_fronts(seed, gain, causal):
     # with this eps a step is nearly a sign, and heads jump in depth where a gradient crosses zero
     problem, rule = xavier_atoms_problem(seed, gain, causal), AdamW(lr=0.03, eps=1e-8)
@@ -197,8 +217,11 @@ def test_heads_between_nodes_stay_within_what_the_rule_can_do(eps):
 
 # Of order 5 between nodes the finer grid is 32 times as good as the coarser one, and said to be
 # half as wrong.
-HEADS = [("smooth", 0, SMOOTH, 30), ("front", 2, AdamW(0.03, eps=1e-8), 8),
-         ("front", 11, AdamW(0.03, eps=1e-4), 20)]  # fmt: skip
+HEADS = [
+    ("smooth", 0, SMOOTH, 30),
+    ("front", 2, AdamW(0.03, eps=1e-8), 8),
+    ("front", 11, AdamW(0.03, eps=1e-4), 20),
+]
 
 
 @pytest.mark.parametrize("name, seed, rule, pessimism", HEADS, ids=["smooth", "sign", "small eps"])
@@ -413,10 +436,17 @@ def solve_sampled(steps, nodes, scramblings=3, nodes_seed=0, **options):
     """With so many nodes and no more, unless told otherwise."""
     problem = small_problem(XavierUniform(2, 2), B=2, N=3)
     return problem, solve_limit(
-        problem, SMOOTH, steps, 1e-3, elements=2, max_elements=16,
-        nodes=nodes, nodes_seed=nodes_seed, scramblings=scramblings,
+        problem,
+        SMOOTH,
+        steps,
+        1e-3,
+        elements=2,
+        max_elements=16,
+        nodes=nodes,
+        nodes_seed=nodes_seed,
+        scramblings=scramblings,
         **{"max_nodes": nodes} | options,
-    )  # fmt: skip
+    )
 
 
 def test_antithetic_pairs_keep_x_constant_before_training():
@@ -521,8 +551,10 @@ def test_quadrature_rows_are_norms_of_differences_of_scramblings():
     # the rms is taken at the depth where the mean over scramblings is largest: here at the end,
     # since x starts equal and drifts apart
     assert rows["x", "rms", 1] == pytest.approx(float(square[-1].mean().sqrt()), rel=1e-12)
-    largest = max(float((run.x(2, s) - other.x(2, s)).abs().max()),
-                  float((run.p(2, s) - other.p(2, s)).abs().max()))  # fmt: skip
+    largest = max(
+        float((run.x(2, s) - other.x(2, s)).abs().max()),
+        float((run.p(2, s) - other.p(2, s)).abs().max()),
+    )
     assert run.quadrature_gaps["x", 2].shape == (2, len(s), *problem.contexts.shape)
     assert max(float(gap[0].abs().max()) for gap in run.quadrature_gaps.values()) == pytest.approx(
         largest / np.sqrt(2), rel=1e-12
@@ -620,23 +652,26 @@ def test_float32_stops_where_finer_grids_only_add_rounding():
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("arguments, error, message", [
-    ({"tol": 0}, ValueError, r"^tol must .* Choose"),
-    ({"tol": -1e-3}, ValueError, r"^tol must .* Choose"),
-    ({"tol": "small"}, TypeError, r"^tol must .* Pass"),
-    ({"steps": -1}, ValueError, r"^steps must .* Use"),
-    ({"record": [3]}, ValueError, r"^record must .* Raise steps"),
-    ({"elements": 1}, ValueError, r"^elements must be at least 2.* Use"),
-    ({"max_elements": 31}, ValueError, r"^max_elements must be at least 4 .* = 32.* Raise"),
-    ({"method": "euler"}, ValueError, r"^method must .*'euler'.* Use 'auto'"),
-    ({"device": "abacus"}, ValueError, r"^device must .* Use"),
-    ({"scramblings": 0}, ValueError, r"^scramblings must .* Use"),
-    ({"max_nodes": 0}, ValueError, r"^max_nodes must .* Use"),
-    ({"quadrature_tol": 0.0}, ValueError, r"^quadrature_tol must .* Choose"),
-    ({"quadrature_tol": float("nan")}, ValueError, r"^quadrature_tol must .* Choose"),
-    ({"rule": SGD}, TypeError, r"^rule must be an optimizer rule.* called first"),
-    ({"problem": "toy"}, TypeError, r"^problem must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"tol": 0}, ValueError, r"^tol must .* Choose"),
+        ({"tol": -1e-3}, ValueError, r"^tol must .* Choose"),
+        ({"tol": "small"}, TypeError, r"^tol must .* Pass"),
+        ({"steps": -1}, ValueError, r"^steps must .* Use"),
+        ({"record": [3]}, ValueError, r"^record must .* Raise steps"),
+        ({"elements": 1}, ValueError, r"^elements must be at least 2.* Use"),
+        ({"max_elements": 31}, ValueError, r"^max_elements must be at least 4 .* = 32.* Raise"),
+        ({"method": "euler"}, ValueError, r"^method must .*'euler'.* Use 'auto'"),
+        ({"device": "abacus"}, ValueError, r"^device must .* Use"),
+        ({"scramblings": 0}, ValueError, r"^scramblings must .* Use"),
+        ({"max_nodes": 0}, ValueError, r"^max_nodes must .* Use"),
+        ({"quadrature_tol": 0.0}, ValueError, r"^quadrature_tol must .* Choose"),
+        ({"quadrature_tol": float("nan")}, ValueError, r"^quadrature_tol must .* Choose"),
+        ({"rule": SGD}, TypeError, r"^rule must be an optimizer rule.* called first"),
+        ({"problem": "toy"}, TypeError, r"^problem must be"),
+    ],
+)
 def test_bad_arguments_are_refused_by_name(arguments, error, message):
     with pytest.raises(error, match=message):
         solve_limit(**{"problem": small_problem(), "rule": SGD(lr=0.1), "steps": 2, **arguments})

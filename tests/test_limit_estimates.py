@@ -80,9 +80,16 @@ def reference(problem, rule, steps, record, wanted, elements=7):
 
     def solve(grid):
         return train_on_grid(
-            problem, problem.law.heads, rule, steps, recorded_steps(record, steps), grid, March(),
-            {"field": 0, "vjp": 0}, torch.device("cpu"),
-        )  # fmt: skip
+            problem,
+            problem.law.heads,
+            rule,
+            steps,
+            recorded_steps(record, steps),
+            grid,
+            March(),
+            {"field": 0, "vjp": 0},
+            torch.device("cpu"),
+        )
 
     coarse = solve(DepthGrid.uniform(elements))
     while True:
@@ -139,14 +146,18 @@ def minimal():
 
 # Read by the order of two pairs of grids alone, these estimates were .48, .36, .23, .27, .26 and
 # .29 of the true error, and the true error up to 3.6 times the tolerance.
-@pytest.mark.parametrize("case, tol", [
-    (minimal(), 1e-4),
-    (generated(25), 1e-3),
-    (generated(51), 1e-4),
-    (generated(74), 1e-3),
-    (generated(12, hard=True), 1e-3),
-    (generated(160, hard=True), 1e-4),
-], ids=["minimal", "25", "51", "74", "hard 12", "hard 160"])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, tol",
+    [
+        (minimal(), 1e-4),
+        (generated(25), 1e-3),
+        (generated(51), 1e-4),
+        (generated(74), 1e-3),
+        (generated(12, hard=True), 1e-3),
+        (generated(160, hard=True), 1e-4),
+    ],
+    ids=["minimal", "25", "51", "74", "hard 12", "hard 160"],
+)
 def test_no_estimate_is_below_half_the_truth_where_fronts_cancel(case, tol):
     run = solved(case, tol)
     fine, known = reference(*case, wanted=0.01 * run.error)
@@ -214,14 +225,16 @@ def report(name, judged, left_out, problems, references):
 
     ratios, over = column("estimate") / column("true"), column("true") / column("tol")
     peak, below = column("peak"), column("below").sum() / column("points").sum()
-    print(f"\n{name}: {len(judged)} converged runs of {problems} problems judged, {left_out} left "
-          f"out for want of a better reference; {len(references)} pairs of references are apart by "
-          f"at most {max(references):.2f} of what they are said to be exact to\n"
-          f"  estimate / true error: least {ratios.min():.2f}, median {np.median(ratios):.2f}, "
-          f"most {ratios.max():.1f}; below .5: {(ratios < 0.5).sum()}\n"
-          f"  true error over tol: {(over > 1).sum()}; at most {over.max():.2f} tol\n"
-          f"  error_at / true error, largest of each over depth: least {peak.min():.2f}; below .5 "
-          f"at {100 * below:.2f} % of depths")  # fmt: skip
+    print(
+        f"\n{name}: {len(judged)} converged runs of {problems} problems judged, {left_out} left "
+        f"out for want of a better reference; {len(references)} pairs of references are apart by "
+        f"at most {max(references):.2f} of what they are said to be exact to\n"
+        f"  estimate / true error: least {ratios.min():.2f}, median {np.median(ratios):.2f}, "
+        f"most {ratios.max():.1f}; below .5: {(ratios < 0.5).sum()}\n"
+        f"  true error over tol: {(over > 1).sum()}; at most {over.max():.2f} tol\n"
+        f"  error_at / true error, largest of each over depth: least {peak.min():.2f}; below .5 "
+        f"at {100 * below:.2f} % of depths"
+    )
     return ratios, over, peak, below
 
 

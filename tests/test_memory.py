@@ -63,8 +63,14 @@ CASES = {
 def test_predicted_memory_is_within_30_percent_of_the_peak(case):
     setting, depth, heads, seeds, constant = CASES[case]
     study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
-    given = {"setting": setting, "depth": depth, "heads": heads, "seeds": seeds,
-             "constant": constant, "memory": 2**40}  # fmt: skip
+    given = {
+        "setting": setting,
+        "depth": depth,
+        "heads": heads,
+        "seeds": seeds,
+        "constant": constant,
+        "memory": 2**40,
+    }
     measured = measured_peak(given)
     predicted = cell_bytes(study, depth, heads)
     assert measured > 50e6, "too small to tell from the allocator's own"
@@ -74,9 +80,13 @@ def test_predicted_memory_is_within_30_percent_of_the_peak(case):
 LARGE = {
     "L = 4096, H = 4096, 32 atoms": ({"probes": 0}, 4096, 4096, 4, True),
     "L = 1024, H = 256, no atoms": (
-        {"probes": 0, "law": "xavier", "nodes": 64}, 1024, 256, 4, False,
+        {"probes": 0, "law": "xavier", "nodes": 64},
+        1024,
+        256,
+        4,
+        False,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -85,12 +95,20 @@ LARGE = {
 def test_large_cells_run_to_the_end(case, capsys):
     setting, depth, heads, seeds, constant = LARGE[case]
     study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
-    given = {"setting": setting, "depth": depth, "heads": heads, "seeds": seeds,
-             "constant": constant, "memory": 2**40}  # fmt: skip
+    given = {
+        "setting": setting,
+        "depth": depth,
+        "heads": heads,
+        "seeds": seeds,
+        "constant": constant,
+        "memory": 2**40,
+    }
     measured, predicted = measured_peak(given), cell_bytes(study, depth, heads)
     with capsys.disabled():
-        print(f"\n  {case}, {seeds} seeds: {measured / GIB:.2f} GiB, predicted "
-              f"{predicted / GIB:.2f}", flush=True)  # fmt: skip
+        print(
+            f"\n  {case}, {seeds} seeds: {measured / GIB:.2f} GiB, predicted {predicted / GIB:.2f}",
+            flush=True,
+        )
     assert predicted == pytest.approx(measured, rel=0.3)
 
 
@@ -101,8 +119,14 @@ def test_a_cell_keeps_to_the_memory_it_was_given():
     study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
     memory = cell_bytes(study, depth, heads, 2)
     assert seeds_that_fit(study, depth, heads, memory) == 2 < seeds
-    given = {"setting": setting, "depth": depth, "heads": heads, "seeds": seeds,
-             "constant": constant, "memory": memory}  # fmt: skip
+    given = {
+        "setting": setting,
+        "depth": depth,
+        "heads": heads,
+        "seeds": seeds,
+        "constant": constant,
+        "memory": memory,
+    }
     assert measured_peak(given) < 1.3 * memory
 
 
@@ -111,8 +135,10 @@ def measured_peak(given):
         [sys.executable, "-c", MEASURE, json.dumps(given)],
         # blocks are given back to the system at once, or the peak would be the allocator's
         env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": os.getcwd()},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -34,8 +34,9 @@ def executed(path):
     notebook = nbformat.read(path, as_version=4)
     # of the kernel itself: a busy machine stretches the minute on the wall
     notebook.cells.append(nbformat.v4.new_code_cell("import time; time.process_time()"))
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3",
-                            resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
     client.execute()  # raises where a cell does
     seconds = float(notebook.cells.pop().outputs[0]["data"]["text/plain"])
     return seconds, [output for cell in notebook.cells for output in cell.get("outputs", [])]

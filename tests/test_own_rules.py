@@ -163,17 +163,20 @@ BAD = {
     "mean over seeds": (rule_of(lambda g, heads, k: g - g.mean(0)), ROWS),
     "size of the batch": (rule_of(lambda g, heads, k: g / heads.lead.numel()), ROWS),
     "place in the batch": (
-        rule_of(lambda g, heads, k: g * torch.arange(len(g)).to(g)[:, None, None]), ROWS,
+        rule_of(lambda g, heads, k: g * torch.arange(len(g)).to(g)[:, None, None]),
+        ROWS,
     ),
     "pairs of seeds": (rule_of(paired), ROWS),
     "dimensions from the front": (
         momentum(
             grown(lambda h, s, g: fallen(h, s, g.with_packed(g.packed * s["m"]))),
             lambda self, h: {"m": h.packed.norm(dim=1, keepdim=True).expand_as(h.packed)},
-        ), ROWS,
+        ),
+        ROWS,
     ),
     "weights": (
-        rule_of(lambda g, heads, k: g * heads.weights[..., None, :]), "not look at the weights",
+        rule_of(lambda g, heads, k: g * heads.weights[..., None, :]),
+        "not look at the weights",
     ),
     "dropout": (rule_of(drawn), "leave the global generators of random numbers alone"),
     "numpy's numbers": (rule_of(drawn_by_numpy), "leave the global generators"),
@@ -191,20 +194,27 @@ BAD = {
     ),
     "gradient in place": (rule_of(lambda g, heads, k: g.clamp_(-1, 1)), PLACE),
     "heads in place": (
-        momentum(grown(lambda h, s, g: (h.with_packed(h.packed.sub_(g.packed)), s))), PLACE,
+        momentum(grown(lambda h, s, g: (h.with_packed(h.packed.sub_(g.packed)), s))),
+        PLACE,
     ),
     "state in place": (
-        momentum(grown(lambda h, s, g: fallen(h, {"m": s["m"].add_(g.packed)}, g))), PLACE,
+        momentum(grown(lambda h, s, g: fallen(h, {"m": s["m"].add_(g.packed)}, g))),
+        PLACE,
     ),
     "loses state": (
-        momentum(grown(lambda h, s, g: fallen(h, {}, g))), r"keep the names of .* \['m'\]",
+        momentum(grown(lambda h, s, g: fallen(h, {}, g))),
+        r"keep the names of .* \['m'\]",
     ),
     "new state": (
-        momentum(grown(lambda h, s, g: fallen(h, s | {"n": s["m"]}, g))), "keep the names",
+        momentum(grown(lambda h, s, g: fallen(h, s | {"n": s["m"]}, g))),
+        "keep the names",
     ),
     "another dtype": (
-        rule_of(lambda g, heads, k: g.float(), update=lambda self, h, s, g, k: (
-            h.with_packed(h.packed.float()), s)), "leave the form of packed as it is, float64",
+        rule_of(
+            lambda g, heads, k: g.float(),
+            update=lambda self, h, s, g, k: (h.with_packed(h.packed.float()), s),
+        ),
+        "leave the form of packed as it is, float64",
     ),
     "a gradient's graph": (
         rule_of(lambda g, heads, k: g * torch.ones(1, dtype=g.dtype, requires_grad=True)),
@@ -215,7 +225,8 @@ BAD = {
         "return heads with the weights and layout of those given",
     ),
     "no state back": (
-        momentum(grown(lambda h, s, g: h)), r"return \(heads, state\); got .* which gave Heads",
+        momentum(grown(lambda h, s, g: h)),
+        r"return \(heads, state\); got .* which gave Heads",
     ),
     "half a rule of ours": (
         type("Own", (AdamW,), {"__init__": lambda self: None})(),
@@ -227,13 +238,15 @@ BAD = {
     ),
     "one argument less": (momentum(lambda self, heads, state, gradient: None), CALLED),
     "state of no heads": (
-        momentum(grown(fallen), lambda self, heads: {"m": torch.zeros(())}), "make a state of",
+        momentum(grown(fallen), lambda self, heads: {"m": torch.zeros(())}),
+        "make a state of",
     ),
     "state that is none": (momentum(grown(fallen), lambda self, heads: None), "make a state of"),
     "only without leading dimensions": (
-        rule_of(lambda g, heads, k: g.reshape(heads.layout.size, heads.count)), CALLED,
+        rule_of(lambda g, heads, k: g.reshape(heads.layout.size, heads.count)),
+        CALLED,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

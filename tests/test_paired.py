@@ -29,8 +29,9 @@ def pair(rng, shared, gap=0.0, corrections=(0.0, 0.0), seeds=16, depths=DEPTHS, 
 
 
 def in_depth(first, second, **options):
-    (found,) = (d for d in exponent_differences(first, second, **options)
-                if (d.size, d.at) == ("L", "all"))  # fmt: skip
+    (found,) = (
+        d for d in exponent_differences(first, second, **options) if (d.size, d.at) == ("L", "all")
+    )
     return found
 
 

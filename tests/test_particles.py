@@ -452,9 +452,15 @@ def test_draws_are_a_function_of_root_seed_depth_heads_and_seed():
     def counts(depth=4, heads=40, seeds=(1,), root_seed=0, **options):
         options = {"rule": SGD(0.1), "steps": 0, "device": "cpu"} | options
         run = train_particles(
-            problem, options.pop("rule"), depth, heads, options.pop("steps"), seeds, root_seed,
+            problem,
+            options.pop("rule"),
+            depth,
+            heads,
+            options.pop("steps"),
+            seeds,
+            root_seed,
             **options,
-        )  # fmt: skip
+        )
         return run.counts[0]
 
     base = counts()
@@ -513,9 +519,13 @@ def test_recording_changes_nothing_and_records_what_is_there():
     assert_same_seed(last, 0, every, 0, bitwise)
     for k in range(5):
         until = train_particles(problem, ADAMW, 3, 4, k, seeds=2, device="cpu")
-        assert_same_seed(until, 1, train_particles(
-            problem, ADAMW, 3, 4, k, seeds=2, record=[k], device="cpu"
-        ), 1, bitwise)  # fmt: skip
+        assert_same_seed(
+            until,
+            1,
+            train_particles(problem, ADAMW, 3, 4, k, seeds=2, record=[k], device="cpu"),
+            1,
+            bitwise,
+        )
         assert torch.equal(until.x[k], every.x[k])
         assert torch.equal(until.p[k], every.p[k])
         assert torch.equal(until.heads[k].packed, every.heads[k].packed)
@@ -546,10 +556,7 @@ def test_probes_are_not_trained_on_and_do_record():
 def test_probes_equal_to_the_contexts_have_their_trajectories():
     problem = small_problem()
     both = Problem(
-        problem.contexts,
-        problem.targets,
-        problem.law,
-        probes=(problem.contexts, problem.targets),
+        problem.contexts, problem.targets, problem.law, probes=(problem.contexts, problem.targets)
     )
     run = train_particles(both, ADAMW, 3, 4, 2, seeds=2, record=range(3), device="cpu")
     for k in range(3):
@@ -670,9 +677,16 @@ def law_with_a_bomb(size, weight=0.05, M=5):
 def finite_seeds_alone(problem, rule, run, **options):
     alive = [s for s, bad in zip(run.seeds, run.diverged.tolist()) if not bad]
     again = train_particles(
-        problem, rule, run.depth, run.head_count, run.loss.shape[1] - 1, seeds=alive,
-        record=list(run.x), device="cpu", **options,
-    )  # fmt: skip
+        problem,
+        rule,
+        run.depth,
+        run.head_count,
+        run.loss.shape[1] - 1,
+        seeds=alive,
+        record=list(run.x),
+        device="cpu",
+        **options,
+    )
     assert not again.diverged.any()
     for t, s in enumerate(alive):
         assert_same_seed(run, run.seeds.index(s), again, t, bitwise)

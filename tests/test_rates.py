@@ -320,8 +320,10 @@ def test_the_limits_error_may_differ_between_depths():
     assert floored.fits[0].window == (4, 8, 16, 32) and exact.fits[0].window == DEPTHS
     assert "below 10 x the limit's error" in floored.fits[0].note
     # and where an error is known everywhere, it may as well be one number
-    same = [fit_rates(bias_rows(), reference_error=e) for e in (5e-5, {"x": errors | dict.fromkeys(
-        DEPTHS, 5e-5)})]  # fmt: skip
+    same = [
+        fit_rates(bias_rows(), reference_error=e)
+        for e in (5e-5, {"x": errors | dict.fromkeys(DEPTHS, 5e-5)})
+    ]
     assert same[0].fits == same[1].fits
     # the total lies above the floor, which its quadrature raises
     table = seed_rows("total") + bias_rows()
@@ -407,9 +409,7 @@ def test_refusals_over_all_cells_count_the_sizes_that_are_there():
     cells = {(4, 1), (8, 1), (8, 16), (16, 16), (4, 64), (16, 64)}
     rows = [r for r in seed_rows(depths=(4, 8, 16), heads=(1, 16, 64)) if (r["L"], r["H"]) in cells]
     few = of_all(rows)
-    assert few == {
-        "L": "no H has 3 or more sizes in L", "H": "no L has 3 or more sizes in H",
-    }  # fmt: skip
+    assert few == {"L": "no H has 3 or more sizes in L", "H": "no L has 3 or more sizes in H"}
 
 
 def test_a_fit_range_through_three_sizes_says_that_it_may_be_too_narrow():

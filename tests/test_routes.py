@@ -151,16 +151,19 @@ def nan_like(tensor):
     return broken
 
 
-@pytest.mark.parametrize("change, error, message", [
-    ({"x0": "nan"}, ValueError, r"^x0 must be finite"),
-    ({"heads_at": "nan"}, ValueError, r"^heads_at\(0\) must be finite"),
-    ({"heads_at": 3}, TypeError, r"^heads_at must be Heads or a callable"),
-    ({"x0": torch.zeros(2, 2, 5, dtype=F64)}, ValueError, r"^x must have shape"),
-    ({"depths": [0.5, 0.2]}, ValueError, r"^depths must be .* increasing.* Sort"),
-    ({"depths": [0.5, 0.5]}, ValueError, r"^depths must be .* increasing.* Sort"),
-    ({"depths": [0.5, 1.5]}, ValueError, r"^depths must be .* \[0, 1\]"),
-    ({"depths": []}, ValueError, r"^depths must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"x0": "nan"}, ValueError, r"^x0 must be finite"),
+        ({"heads_at": "nan"}, ValueError, r"^heads_at\(0\) must be finite"),
+        ({"heads_at": 3}, TypeError, r"^heads_at must be Heads or a callable"),
+        ({"x0": torch.zeros(2, 2, 5, dtype=F64)}, ValueError, r"^x must have shape"),
+        ({"depths": [0.5, 0.2]}, ValueError, r"^depths must be .* increasing.* Sort"),
+        ({"depths": [0.5, 0.5]}, ValueError, r"^depths must be .* increasing.* Sort"),
+        ({"depths": [0.5, 1.5]}, ValueError, r"^depths must be .* \[0, 1\]"),
+        ({"depths": []}, ValueError, r"^depths must be"),
+    ],
+)
 def test_bad_input_is_refused_by_name(change, error, message):
     problem, _ = limit()
     heads = problem.law.heads

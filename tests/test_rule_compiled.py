@@ -5,13 +5,7 @@ import functools
 
 import pytest
 import torch
-from builders import (
-    assert_to_rounding,
-    random_heads,
-    small_atoms,
-    small_problem,
-    with_attributes,
-)
+from builders import assert_to_rounding, random_heads, small_atoms, small_problem, with_attributes
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, SBOAdamW, train_particles
 from ipslimit.layers import Sweep, make_sweep
@@ -101,14 +95,22 @@ LOST = [
     type("Own", (AdamW,), {"_second_moment": Double._second_moment})(0.1),
     type("Own", (Double, AdamW), {})(0.1),
     type("Own", (AdamW,), {"_decayed": lambda self, heads: heads.packed})(0.1, weight_decay=0.5),
-    type("Own", (AdamW,), {"init": lambda self, heads: {
-        "m": torch.ones_like(heads.packed), "v": torch.ones_like(heads.packed)}})(0.1),
+    type(
+        "Own",
+        (AdamW,),
+        {
+            "init": lambda self, heads: {
+                "m": torch.ones_like(heads.packed),
+                "v": torch.ones_like(heads.packed),
+            }
+        },
+    )(0.1),
     type("Own", (SBOAdamW,), {"keeps_centre": True})(0.1),
     with_attributes(SGD(0.1), update=functools.partial(halved, SGD(0.1))),
     Rebalance(with_attributes(SGD(0.1), update=functools.partial(halved, SGD(0.1)))),
     Reader(0.1),
     Property(0.1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("rule", LOST, ids=lambda rule: type(rule).__name__)

@@ -114,7 +114,7 @@ DIFFERENT = {
     "shape of tensor": (Holding(torch.ones(2, 1)), Holding(torch.ones(1, 2))),
     "array": (Holding(np.zeros(2)), Holding(np.array([0.0, -0.0]))),
     "class as a value": (Holding(SGD), Holding(AdamW)),
-}  # fmt: skip
+}
 SAME = {
     "ours": (AdamW(0.02, (0.9, 0.99)), AdamW(lr=0.02, betas=[0.9, 0.99])),
     "numbers of numpy": (SGD(0.5), SGD(np.float64(0.5))),

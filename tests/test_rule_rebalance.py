@@ -107,9 +107,12 @@ def invariants(heads):
     """What the field sees of the heads."""
     query_side, value_side = heads.q.mT, heads.o
     return (
-        query_side @ heads.k, query_side @ heads.bk[..., None], heads.bq[..., None, :] @ heads.k,
-        value_side @ heads.v, value_side @ heads.bv[..., None],
-    )  # fmt: skip
+        query_side @ heads.k,
+        query_side @ heads.bk[..., None],
+        heads.bq[..., None, :] @ heads.k,
+        value_side @ heads.v,
+        value_side @ heads.bv[..., None],
+    )
 
 
 @EVERY_INNER
@@ -143,10 +146,13 @@ def test_it_acts_before_the_first_step_and_then_every_so_many(inner, every):
         heads, state = updated(rule, heads, state, g, k)
         means = 0.1 * g.packed[..., :5, :]
         if (k - 1) % every == 0:
-            c = torch.stack([
-                (other.k.flatten(-2).norm(dim=-1) / other.q.flatten(-2).norm(dim=-1)).sqrt(),
-                (other.o.flatten(-2).norm(dim=-1) / other.v.flatten(-2).norm(dim=-1)).sqrt(),
-            ], dim=-2)  # fmt: skip
+            c = torch.stack(
+                [
+                    (other.k.flatten(-2).norm(dim=-1) / other.q.flatten(-2).norm(dim=-1)).sqrt(),
+                    (other.o.flatten(-2).norm(dim=-1) / other.v.flatten(-2).norm(dim=-1)).sqrt(),
+                ],
+                dim=-2,
+            )
             scale = pair_scale(start.layout, c)
             other = rescale_pairs(other, c)
             g = g.with_packed(g.packed / scale)

@@ -361,10 +361,7 @@ def test_a_weight_tied_to_an_embedding():
 
 def test_param_groups_name_modules_and_have_options_of_their_own():
     model = network()
-    groups = [
-        {"modules": [model[0], model[2]]},
-        {"modules": model[4], "lr": 0.0, "centre": "ema"},
-    ]
+    groups = [{"modules": [model[0], model[2]]}, {"modules": model[4], "lr": 0.0, "centre": "ema"}]
     optimizer = SBOAdamW(groups, **OPTIONS)
     assert [len(g["params"]) for g in optimizer.param_groups] == [4, 2]
     before = copy.deepcopy(model)

@@ -74,9 +74,16 @@ def test_order_four_on_frozen_heads(name, causal):
 def train(problem, scheme, elements, steps=4, record=(0, 2, 4)):
     cost = {"field": 0, "vjp": 0}
     return train_on_grid(
-        problem, problem.law.heads, SGD(lr=0.3), steps, record,
-        DepthGrid.uniform(elements), scheme, cost, CPU,
-    )  # fmt: skip
+        problem,
+        problem.law.heads,
+        SGD(lr=0.3),
+        steps,
+        record,
+        DepthGrid.uniform(elements),
+        scheme,
+        cost,
+        CPU,
+    )
 
 
 @each_scheme

@@ -123,10 +123,15 @@ def exact(factor, cells=CELLS, seeds=16, spread=0.4):
     z = spread * norm.ppf((np.arange(seeds) + 0.5) / seeds)
     relative = np.exp(z) / np.exp(z).mean()
     return [
-        Cell(float(L), float(H), tuple(range(seeds)),
-             np.sqrt(relative * np.exp(factor(float(L), float(H))) / (L * H)), 0)
+        Cell(
+            float(L),
+            float(H),
+            tuple(range(seeds)),
+            np.sqrt(relative * np.exp(factor(float(L), float(H))) / (L * H)),
+            0,
+        )
         for L, H in cells
-    ]  # fmt: skip
+    ]
 
 
 def test_without_noise_the_share_is_found_and_the_bound_is_the_expected_one():
@@ -252,8 +257,9 @@ def rows(cells, step, term="fluctuation"):
     about = {"step": step, "variable": "x", "term": term, "norm": "rms", "set": "train"}
     return [
         about | {"L": c.L, "H": c.H, "seed": seed, "error": error}
-        for c in cells for seed, error in zip(c.seeds, c.errors, strict=True)
-    ]  # fmt: skip
+        for c in cells
+        for seed, error in zip(c.seeds, c.errors, strict=True)
+    ]
 
 
 def test_fit_rates_gives_every_exponent_of_a_fluctuation_its_share():

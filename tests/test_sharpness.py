@@ -136,24 +136,43 @@ def test_a_verdict_needs_the_whole_interval():
 
 def study(out, **options):
     untrained = PointSetting(steps=0, record=(0,))
-    return Sharpness(**(dict(
-        quick=True, out=out, device="cpu", setting=untrained, depths=(4, 8, 16), heads=(1, 4, 16),
-        seeds=24, eps_values=(0.1,), lrs=(0.1,), restarts=12, ascents=2, tries=12, tol=1e-3,
-    ) | options))  # fmt: skip
+    return Sharpness(
+        **(
+            dict(
+                quick=True,
+                out=out,
+                device="cpu",
+                setting=untrained,
+                depths=(4, 8, 16),
+                heads=(1, 4, 16),
+                seeds=24,
+                eps_values=(0.1,),
+                lrs=(0.1,),
+                restarts=12,
+                ascents=2,
+                tries=12,
+                tol=1e-3,
+            )
+            | options
+        )
+    )
 
 
 def test_what_was_chosen_for_its_luck_is_measured_afresh(tmp_path, monkeypatch):
     """Before training every problem has -1/2; a slower one is luck, which is not reported."""
-    monkeypatch.setattr("ipslimit.experiments.studies.sharpness.SEARCHED",
-                        dataclasses.replace(SEARCHED, seeds=6))  # fmt: skip
+    monkeypatch.setattr(
+        "ipslimit.experiments.studies.sharpness.SEARCHED", dataclasses.replace(SEARCHED, seeds=6)
+    )
     monkeypatch.setattr(
         "ipslimit.experiments.studies.sharpness.QUICK_AFRESH", ((8, 32, 128), (4, 1024))
     )
     # weak fields: strong ones grow over depth, more so the finer it is, and that is no luck
     monkeypatch.setattr("ipslimit.experiments.studies.search.LARGEST_WEIGHT", 0.5)
     finding = study(tmp_path).find(progress=False)
-    found = [json.loads(path.read_text().partition("\n")[2])
-             for path in (tmp_path / "cells").glob("ascent-*")]  # fmt: skip
+    found = [
+        json.loads(path.read_text().partition("\n")[2])
+        for path in (tmp_path / "cells").glob("ascent-*")
+    ]
     lucky = [slope for _, slope in found]
     assert len(lucky) == 2 and max(lucky) > -0.4
     rows = next(table.rows for table in finding.tables if table.name == "found")

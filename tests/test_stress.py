@@ -39,9 +39,12 @@ def start(folder, *options, flags=FLAGS, **arguments):
     return subprocess.Popen(
         [*command, *options],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, **arguments,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **arguments,
+    )
 
 
 def finish(process, timeout=240):
@@ -119,8 +122,11 @@ def test_killed_at_random_moments(undisturbed, tmp_path, capsys):
     after = cells(tmp_path)
     lost += sum(after.get(name) != status for name, status in known.items() if name[0] == "L")
     assert contents(tmp_path) == undisturbed
-    show(capsys, f"kill -9 of the whole sweep: {kills} survived, {lost} finished cells lost or "
-         "computed again; results bit-identical")  # fmt: skip
+    show(
+        capsys,
+        f"kill -9 of the whole sweep: {kills} survived, {lost} finished cells lost or "
+        "computed again; results bit-identical",
+    )
     assert lost == 0
 
 
@@ -173,18 +179,39 @@ def cluster(folder):
     common = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     dask = [sys.executable, "-m", "distributed.cli"]
     scheduler = subprocess.Popen(
-        [*dask[:2], "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard",
-         "--no-show", "--scheduler-file", str(file)], **common,
-    )  # fmt: skip
+        [
+            *dask[:2],
+            "distributed.cli.dask_scheduler",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--no-show",
+            "--scheduler-file",
+            str(file),
+        ],
+        **common,
+    )
     processes = [scheduler]
     try:
         wait_for(file.exists, scheduler)
         for _ in range(2):
-            processes.append(subprocess.Popen(
-                [*dask[:2], "distributed.cli.dask_worker", "--scheduler-file", str(file),
-                 "--nthreads", "1", "--no-dashboard", "--death-timeout", "10"],
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, **common,
-            ))  # fmt: skip
+            processes.append(
+                subprocess.Popen(
+                    [
+                        *dask[:2],
+                        "distributed.cli.dask_worker",
+                        "--scheduler-file",
+                        str(file),
+                        "--nthreads",
+                        "1",
+                        "--no-dashboard",
+                        "--death-timeout",
+                        "10",
+                    ],
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    **common,
+                )
+            )
         import json
 
         wait_for(lambda: file.read_text().strip().endswith("}"), scheduler)

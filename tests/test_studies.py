@@ -97,9 +97,19 @@ NAMES = [study.NAME for study in STUDIES]
 
 def test_every_clause_is_there():
     assert NAMES == [
-        "rates", "uniform", "tokens", "dimension", "steps", "epsilon", "laws", "constant",
-        "causal", "scaling", "influence", "sharpness",
-    ]  # fmt: skip
+        "rates",
+        "uniform",
+        "tokens",
+        "dimension",
+        "steps",
+        "epsilon",
+        "laws",
+        "constant",
+        "causal",
+        "scaling",
+        "influence",
+        "sharpness",
+    ]
 
 
 def test_make_report_runs_every_study():
@@ -205,22 +215,27 @@ def test_sentences_follow_the_numbers(folders):
     assert ("x rms" in listed) == held
 
 
-@pytest.mark.parametrize("name", ["rates", "epsilon", "laws", "steps", "causal", "scaling",
-                                  "sharpness"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["rates", "epsilon", "laws", "steps", "causal", "scaling", "sharpness"]
+)
 def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
     finding = read_finding(folders[name])
     table = "slopes" if name == "scaling" else "exponents"
     rows = next(t for t in finding["tables"] if t["name"] == table)["rows"]
-    chosen = [r for r in rows if (r.get("term", "fluctuation"), r.get("in", "L")) == (
-        "fluctuation", "L")]  # fmt: skip
+    chosen = [
+        r for r in rows if (r.get("term", "fluctuation"), r.get("in", "L")) == ("fluctuation", "L")
+    ]
     assert chosen and all(r["verdict"] in (HELD, SLOWER, BENT, OPEN) for r in chosen)
     bounded = [r for r in chosen if r["share bound"] is not None]
     assert all(0 < r["share bound"] <= 1 and 0 < r["expected bound"] <= 1 for r in bounded)
     others = [r for r in rows if r.get("term") == "bias"]
     assert all(r["verdict"] is None for r in others)
     # lines of the report that show such an exponent show its verdict
-    lines = [m for m in finding["measured"]
-             if re.search(r"(fluctuation|slope|: x|: p|: theta) in L", m["what"])]  # fmt: skip
+    lines = [
+        m
+        for m in finding["measured"]
+        if re.search(r"(fluctuation|slope|: x|: p|: theta) in L", m["what"])
+    ]
     shown = [m for m in lines if not re.match("found at|.*minus without", m["what"])]
     assert all(m["verdict"] and m["verdict"] in m["text"] for m in shown)
     assert shown or name in ("steps", "causal")
@@ -245,8 +260,17 @@ def test_contexts_of_an_ascent_that_has_not_ended_decide_nothing():
         for seed in range(16):
             for k, name in enumerate(uniform.SETS):
                 scatter = 1 + 0.3 * math.sin(7 * seed + L)
-                rows += [about | {"variable": v, "set": name, "L": L, "seed": seed,
-                                  "error": (k + 1) * L**-0.5 * scatter} for v in "xp"]  # fmt: skip
+                rows += [
+                    about
+                    | {
+                        "variable": v,
+                        "set": name,
+                        "L": L,
+                        "seed": seed,
+                        "error": (k + 1) * L**-0.5 * scatter,
+                    }
+                    for v in "xp"
+                ]
     gains = [
         {"variable": v, "set": name, "H": 4, "gain of the last quarter": late}
         for name in uniform.SETS[2:]
@@ -270,8 +294,9 @@ def test_the_crossover_of_exact_power_laws():
         for H in (1, 8, 64):
             for seed in range(8):  # scatter that is the same in all cells cancels in the fits
                 error = 2.0 * (L * H) ** -0.5 * (1 + 0.1 * (seed - 3.5))
-                rows.append(about | {"term": "fluctuation", "L": L, "H": H, "seed": seed,
-                                     "error": error})  # fmt: skip
+                rows.append(
+                    about | {"term": "fluctuation", "L": L, "H": H, "seed": seed, "error": error}
+                )
 
     class Result:
         fits = fit_rates(rows)

@@ -51,9 +51,16 @@ def test_all_results_are_written(finished):
     _, folder = finished
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "cells", "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf",
-        "rates.sha256", ".rates",
-    }  # fmt: skip
+        "cells",
+        "config.json",
+        "results.csv",
+        "weak.csv",
+        "rates.json",
+        "rates.png",
+        "rates.pdf",
+        "rates.sha256",
+        ".rates",
+    }
     assert len(list((folder / "cells").glob("*.json"))) == 3 * (3 + 1) + 1  # H = inf, limit
     assert matplotlib.image.imread(folder / "rates.png").std() > 0.05  # not blank
 
@@ -103,9 +110,14 @@ def test_equal_studies_give_equal_files(finished, tmp_path):
     _, folder = finished
     write_results(Sweep(SMALL, tmp_path, "cpu").run(progress=False), SMALL, tmp_path)
     for name in (
-        "config.json", "results.csv", "weak.csv", "rates.json", "rates.png", "rates.pdf",
+        "config.json",
+        "results.csv",
+        "weak.csv",
+        "rates.json",
+        "rates.png",
+        "rates.pdf",
         "rates.sha256",
-    ):  # fmt: skip
+    ):
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
@@ -113,9 +125,7 @@ def test_results_csv_has_one_row_a_seed_and_no_times(finished):
     _, folder = finished
     with open(folder / "results.csv") as file:
         rows = list(csv.DictReader(file))
-    assert set(rows[0]) == {
-        "step", "variable", "term", "norm", "set", "L", "H", "seed", "error"
-    }  # fmt: skip
+    assert set(rows[0]) == {"step", "variable", "term", "norm", "set", "L", "H", "seed", "error"}
     key = {"step": "2", "variable": "x", "term": "total", "norm": "sup", "set": "probe", "L": "4"}
     chosen = [row for row in rows if all(row[k] == v for k, v in key.items())]
     assert sorted((int(r["H"]), r["seed"]) for r in chosen) == [
@@ -158,8 +168,9 @@ def test_cells_besides_the_product(tmp_path):
     found = {(row["L"], row["H"]) for row in result.rows if row["term"] == "fluctuation"}
     assert found == set(SMALL.sizes.cells) | {(16, 4), (16, 1), (8, 2)}
     assert {row["L"] for row in result.rows if row["term"] == "bias"} == {2, 4, 8, 16}
-    (fit,) = result.fits.select(step=2, variable="x", term="fluctuation", size="L", at="all",
-                                norm="rms", set="train")  # fmt: skip
+    (fit,) = result.fits.select(
+        step=2, variable="x", term="fluctuation", size="L", at="all", norm="rms", set="train"
+    )
     assert fit.window == (2, 4, 8, 16)
     assert [depth for depth, _ in result.limit["theta"][1][1:]] == [2, 4, 8, 16]
     assert Study.from_dict(json.loads(json.dumps(study.as_dict()))) == study
@@ -175,9 +186,10 @@ def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch)
     measured = []
     original = ipslimit.experiments.cells.measure_cell
     monkeypatch.setattr(
-        ipslimit.experiments.cells, "measure_cell",
+        ipslimit.experiments.cells,
+        "measure_cell",
         lambda *arguments: measured.append(arguments[4:]) or original(*arguments),
-    )  # fmt: skip
+    )
     again = Sweep(SMALL, tmp_path, "cpu").run(progress=False)
     assert measured == [(4, 4)]
     assert again.rows == result.rows and again.limit == result.limit
@@ -232,8 +244,9 @@ def test_summary_shows_exponents_constants_and_theory(finished):
     assert f"step 2: {bent['cells']} of 9, L H up to {bent['up_to']}" in text
     assert len(summary(result, everything=True)) > 2 * len(text)
     # and what each exponent of the fluctuation in L allows, as rates.json has it
-    (fit,) = result.fits.select(step=2, variable="x", term="fluctuation", size="L", at="all",
-                                norm="rms", set="train")  # fmt: skip
+    (fit,) = result.fits.select(
+        step=2, variable="x", term="fluctuation", size="L", at="all", norm="rms", set="train"
+    )
     share = result.fits.share(fit)
     (line,) = (line for line in text.splitlines() if line.startswith("  step 2 x     L^-1/3"))
     assert line.endswith(share.verdict) and "paired" in line
@@ -297,8 +310,8 @@ def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
 
 def test_models_with_the_whole_law_hold_the_nodes_of_the_limit(tmp_path):
     setting = Setting(
-        d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1,
-    )  # fmt: skip
+        d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1
+    )
     sizes = Sizes((2,), (2,), 2)
 
     def swept(name, **options):
@@ -373,9 +386,14 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
     assert "limit: converged" in printed and "step 2 p: rms error" in printed
     names = {path.name for path in (tmp_path / "compare").iterdir()}
     assert names == {
-        "config.json", "compare.png", "compare.pdf", "errors.csv", "paths.csv", "compare.sha256",
+        "config.json",
+        "compare.png",
+        "compare.pdf",
+        "errors.csv",
+        "paths.csv",
+        "compare.sha256",
         ".compare",
-    }  # fmt: skip
+    }
     assert "quadrature" not in printed  # with atoms there is none
 
 
@@ -423,15 +441,18 @@ def test_compare_lays_rules_side_by_side_on_the_same_law_and_draws(capsys, tmp_p
     assert by_rule[3] != by_rule[4] != by_rule[5]
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--against", "adamw"], "against must name other rules"),
-    (["--against", "lion"], "against must name other rules"),
-    (["--rule", "sbo", "--biases", "False"], "biases must not be False with rule=sbo"),
-    (["--rebalance", "-1"], "rebalance must be at least 0"),
-    (["--damping", "2"], "damping must be"),
-    (["--rule", "sgd", "--momentum", "0.9", "--rebalance", "5"], "momentum holds weight_decay"),
-    (["--rule", "sbo", "--centre", "mean"], "centre must be one of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--against", "adamw"], "against must name other rules"),
+        (["--against", "lion"], "against must name other rules"),
+        (["--rule", "sbo", "--biases", "False"], "biases must not be False with rule=sbo"),
+        (["--rebalance", "-1"], "rebalance must be at least 0"),
+        (["--damping", "2"], "damping must be"),
+        (["--rule", "sgd", "--momentum", "0.9", "--rebalance", "5"], "momentum holds weight_decay"),
+        (["--rule", "sbo", "--centre", "mean"], "centre must be one of"),
+    ],
+)
 def test_rules_that_make_no_sense_are_refused_in_one_line(capsys, tmp_path, flags, message):
     status, text = run_cli(capsys, "compare", *flags, "--out", str(tmp_path))
     assert status == 2 and message in text.err and len(text.err.splitlines()) == 1

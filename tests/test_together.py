@@ -38,8 +38,9 @@ def test_files_come_back_and_sha256sum_agrees(tmp_path):
     lines = (tmp_path / "set.sha256").read_text().splitlines()
     assert lines[0] == f"{hashlib.sha256(b'old a').hexdigest()}  a.csv" and len(lines) == 3
     if shutil.which("sha256sum"):
-        subprocess.run(["sha256sum", "-c", "set.sha256"], cwd=tmp_path, check=True,
-                       capture_output=True)  # fmt: skip
+        subprocess.run(
+            ["sha256sum", "-c", "set.sha256"], cwd=tmp_path, check=True, capture_output=True
+        )
 
 
 def test_files_of_an_earlier_run_leave_and_others_stay(tmp_path):
@@ -48,8 +49,11 @@ def test_files_of_an_earlier_run_leave_and_others_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("not of the set")
     write(tmp_path, {"config": "of another set"}, "other")
     write(tmp_path, NEW)
-    kept = {"mine.csv": "altered by its reader", "notes.txt": "not of the set",
-            "config": "of another set"}  # fmt: skip
+    kept = {
+        "mine.csv": "altered by its reader",
+        "notes.txt": "not of the set",
+        "config": "of another set",
+    }
     assert shown(tmp_path) == NEW | kept
     assert verified(tmp_path) == NEW and verified(tmp_path, "other") == {"config": kept["config"]}
     assert sorted(path.name for path in (tmp_path / ".set").iterdir()) == ["lock"]
@@ -153,8 +157,10 @@ for _ in range(30):
 
 
 def test_processes_that_write_at_once_leave_files_of_one(tmp_path):
-    running = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), which])
-               for which in ("one", "two")]  # fmt: skip
+    running = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), which])
+        for which in ("one", "two")
+    ]
     assert [process.wait() for process in running] == [0, 0]
     found = verified(tmp_path)
     assert found == shown(tmp_path) and set(found.values()) in ({"one"}, {"two"})
@@ -198,10 +204,23 @@ def test_a_file_that_is_not_what_was_written_is_told_by_name(tmp_path, damage):
         read_together(tmp_path, "set")
 
 
-@pytest.mark.parametrize("line", [
-    "", "{sum}", "{sum} a.csv", "{sum}  ", "{sum}  .", "{sum}  ..", "{sum}  ../x", "{sum}  /x",
-    "{sum}  sub/x", "{sum}  a.csv", "{sum}  a\\x", "{sum}  a\0",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{sum}",
+        "{sum} a.csv",
+        "{sum}  ",
+        "{sum}  .",
+        "{sum}  ..",
+        "{sum}  ../x",
+        "{sum}  /x",
+        "{sum}  sub/x",
+        "{sum}  a.csv",
+        "{sum}  a\\x",
+        "{sum}  a\0",
+    ],
+)
 def test_checksums_of_anything_but_files_here_are_refused(tmp_path, line):
     write(tmp_path / "..", {"x": "old a"}, "outside")
     write(tmp_path, OLD)
@@ -231,13 +250,23 @@ def test_read_json_takes_what_json_is():
     assert read_json(b'{"a": [1, 2.5, null, true, "\\u00e9"]}') == {"a": [1, 2.5, None, True, "é"]}
 
 
-@pytest.mark.parametrize("content, reason", [
-    (b"", "Expecting value"), (b"{", "Expecting"), (b"\xff", "decode"), (b"[1] 2", "Extra data"),
-    (b"[NaN]", "NaN is no number"), (b"[-Infinity]", "-Infinity is no number"),
-    (b"[1e400]", "1e400 is no number"), (b'{"a": 1, "a": 2}', "stands twice"),
-    (b'["\\ud800"]', "surrogates"), (b"[" * 100_000, "levels"),
-    (b"[" * 40 + b"]" * 40, "more than 32 levels"), (b"9" * 10_000, "digits"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting"),
+        (b"\xff", "decode"),
+        (b"[1] 2", "Extra data"),
+        (b"[NaN]", "NaN is no number"),
+        (b"[-Infinity]", "-Infinity is no number"),
+        (b"[1e400]", "1e400 is no number"),
+        (b'{"a": 1, "a": 2}', "stands twice"),
+        (b'["\\ud800"]', "surrogates"),
+        (b"[" * 100_000, "levels"),
+        (b"[" * 40 + b"]" * 40, "more than 32 levels"),
+        (b"9" * 10_000, "digits"),
+    ],
+)
 def test_read_json_refuses_what_it_is_not(content, reason):
     with pytest.raises(ValueError, match=reason):
         read_json(content)

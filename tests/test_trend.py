@@ -41,8 +41,10 @@ def test_shared_draws_cancel_and_independent_ones_do_not():
 @pytest.mark.parametrize("seeds", [8, 16])
 def test_intervals_hold_the_truth(seeds):
     rng = np.random.default_rng(7)
-    held = [fit_trend(SIZES, shared_errors(rng, 0.3, seeds), bootstrap=300).contains(0.3)
-            for _ in range(300)]  # fmt: skip
+    held = [
+        fit_trend(SIZES, shared_errors(rng, 0.3, seeds), bootstrap=300).contains(0.3)
+        for _ in range(300)
+    ]
     assert np.mean(held) >= 0.92  # 300 repetitions of 95 % scatter by 1.3 %
 
 
@@ -163,8 +165,16 @@ def test_bad_input_of_slopes():
         fit_slopes(SIZES, np.ones((5, 1)))
 
 
-@pytest.mark.parametrize("level, error", [(0.0, ValueError), (1.0, ValueError), (95, ValueError),
-                                          (math.nan, ValueError), ("0.9", TypeError)])  # fmt: skip
+@pytest.mark.parametrize(
+    "level, error",
+    [
+        (0.0, ValueError),
+        (1.0, ValueError),
+        (95, ValueError),
+        (math.nan, ValueError),
+        ("0.9", TypeError),
+    ],
+)
 def test_every_interval_checks_its_level(level, error):
     errors = shared_errors(np.random.default_rng(0), 0.3, 4)
     for fit in (fit_trend, fit_slopes):

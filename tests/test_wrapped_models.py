@@ -8,13 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ipslimit import BoundaryProbe
-from ipslimit.nn import (
-    Recentring,
-    calibrate_centres,
-    center_linears,
-    decay_groups,
-    restore_linears,
-)
+from ipslimit.nn import Recentring, calibrate_centres, center_linears, decay_groups, restore_linears
 from ipslimit.optim import SAGGS, SBOAdamW, balance, find_pairs, verify_pairs
 
 

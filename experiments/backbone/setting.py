@@ -117,10 +117,7 @@ class BackboneSetting(Checked):
         """Four values of beta2, two seeds on text, fewer sizes and seeds of the particle model."""
         text = dataclasses.replace(self.text, seeds=2)
         particles = dataclasses.replace(
-            self.particles,
-            depths=(4, 16, 64),
-            particle_heads=(4, 64),
-            particle_seeds=4,
+            self.particles, depths=(4, 16, 64), particle_heads=(4, 64), particle_seeds=4
         )
         return dataclasses.replace(
             self, text=text, particles=particles, beta2=(0.0, 0.9, 0.99, 0.999)

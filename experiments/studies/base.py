@@ -163,8 +163,23 @@ def told(fits: RateFits, fit: RateFit) -> str:
 
 def fit_rows(results: dict[str, SweepResult], key: str) -> tuple[list[str], list[dict]]:
     """Columns and rows of all fits that take in every cell, for a table; `key` names the sweeps."""
-    columns = [key, "step", "variable", "term", "norm", "set", "in", "exponent", "low", "high",
-               "interval", "window", "seeds", *SHARES, "note"]  # fmt: skip
+    columns = [
+        key,
+        "step",
+        "variable",
+        "term",
+        "norm",
+        "set",
+        "in",
+        "exponent",
+        "low",
+        "high",
+        "interval",
+        "window",
+        "seeds",
+        *SHARES,
+        "note",
+    ]
     rows = []
     for name, result in results.items():
         for fit in result.fits.fits:
@@ -178,10 +193,12 @@ def fit_rows(results: dict[str, SweepResult], key: str) -> tuple[list[str], list
     return columns, rows
 
 
-def find_fit(result: SweepResult, step: int, variable: str, term: str, size: str, norm="rms",
-             where="train"):  # fmt: skip
+def find_fit(
+    result: SweepResult, step: int, variable: str, term: str, size: str, norm="rms", where="train"
+):
     """The fit over all cells, or None where it was refused."""
     at = "inf" if term == "bias" else "all"
-    found = result.fits.select(step=step, variable=variable, term=term, size=size, norm=norm,
-                               set=where, at=at)  # fmt: skip
+    found = result.fits.select(
+        step=step, variable=variable, term=term, size=size, norm=norm, set=where, at=at
+    )
     return found[0] if found else None

@@ -59,30 +59,53 @@ class Causal(ClauseStudy):
                 Measured(
                     f"{g['term']} in {g['in']}, {g['variable']}, {g['norm']}, step {g['step']}: "
                     "exponent with mask minus without",
-                    "0", g["difference"], (g["low"], g["high"]), g["interval"],
+                    "0",
+                    g["difference"],
+                    (g["low"], g["high"]),
+                    g["interval"],
                 )
-                for g in gaps if g["step"] == steps[-1]
+                for g in gaps
+                if g["step"] == steps[-1]
             ],
             tables=[
                 Table("exponents", "Exponents", columns, rows),
-                Table("differences", "Exponent with mask minus without", list(gaps[0]) if gaps
-                      else ["step"], gaps),
+                Table(
+                    "differences",
+                    "Exponent with mask minus without",
+                    list(gaps[0]) if gaps else ["step"],
+                    gaps,
+                ),
             ],
             pictures=[
-                Picture("curves", curves_figure(results, steps[-1], words), (
-                    f"Fluctuation and bias at step {steps[-1]} with and without mask, against "
-                    "depth; bands are the middle half of the seeds.")),
-                Picture("exponents", exponents_figure(results, steps, words), (
-                    "Exponents over all cells, 95 % intervals (fit ranges for the bias).")),
-                Picture("differences", differences_figure(gaps, steps, words), (
-                    "Exponent with mask minus without, draws paired, 95 % intervals (sums of fit "
-                    f"ranges for the bias). Dashed: 0 and the margin of {MARGIN:g} within which "
-                    "exponents are called alike.")),
+                Picture(
+                    "curves",
+                    curves_figure(results, steps[-1], words),
+                    (
+                        f"Fluctuation and bias at step {steps[-1]} with and without mask, against "
+                        "depth; bands are the middle half of the seeds."
+                    ),
+                ),
+                Picture(
+                    "exponents",
+                    exponents_figure(results, steps, words),
+                    ("Exponents over all cells, 95 % intervals (fit ranges for the bias)."),
+                ),
+                Picture(
+                    "differences",
+                    differences_figure(gaps, steps, words),
+                    (
+                        "Exponent with mask minus without, draws paired, 95 % intervals (sums of "
+                        "fit "
+                        f"ranges for the bias). Dashed: 0 and the margin of {MARGIN:g} within "
+                        "which "
+                        "exponents are called alike."
+                    ),
+                ),
             ],
             numbers={name: result.as_dict() for name, result in results.items()},
             notes=sweep_notes(results)
             + [f"{name}: {why}" for name, result in results.items() for why in refusals(result)],
-        )  # fmt: skip
+        )
 
 
 def differences(results: dict[str, SweepResult], steps) -> list[dict]:
@@ -118,12 +141,23 @@ def differences(results: dict[str, SweepResult], steps) -> list[dict]:
         else:
             continue
         low, high = interval
-        found.append({
-            "step": step, "variable": variable, "norm": norm, "term": term, "in": size,
-            "no mask": free, "causal": masked, "difference": gap, "low": low,
-            "high": high, "half-width": (high - low) / 2, "interval": kind,
-            "verdict": equivalence(interval),
-        })  # fmt: skip
+        found.append(
+            {
+                "step": step,
+                "variable": variable,
+                "norm": norm,
+                "term": term,
+                "in": size,
+                "no mask": free,
+                "causal": masked,
+                "difference": gap,
+                "low": low,
+                "high": high,
+                "half-width": (high - low) / 2,
+                "interval": kind,
+                "verdict": equivalence(interval),
+            }
+        )
     return found
 
 
@@ -139,11 +173,15 @@ def sentence(results: dict[str, SweepResult], gaps: list[dict], step: int) -> st
         for result in (results["causal"], results["no mask"])
         if (fit := find_fit(result, step, "x", "fluctuation", "L"))
     ]
-    first = "" if x is None or len(alone) < 2 else (
-        f"After {counted_steps(step)} the fluctuation of x falls in L with exponent {alone[0]} "
-        f"with mask and {alone[1]} without; their ratio gives a difference of "
-        f"{x['difference']:+.3f} +- {x['half-width']:.3f}. "
-    )  # fmt: skip
+    first = (
+        ""
+        if x is None or len(alone) < 2
+        else (
+            f"After {counted_steps(step)} the fluctuation of x falls in L with exponent {alone[0]} "
+            f"with mask and {alone[1]} without; their ratio gives a difference of "
+            f"{x['difference']:+.3f} +- {x['half-width']:.3f}. "
+        )
+    )
     return first + (
         f"Of {len(chosen)} differences of exponents of the fluctuation (x and p, rms and sup, in L "
         f"and in H; draws paired, 95 % intervals): "
@@ -163,8 +201,15 @@ def curves_figure(results: dict[str, SweepResult], step: int, words: str) -> Fig
                 heads = sorted({h for _, h in every})
                 for i, h in enumerate((heads[0], heads[len(heads) // 2], heads[-1])):
                     points = {depth: e for (depth, own), e in every.items() if own == h}
-                    curve(axis, list(points), list(points.values()), i, f"H={h:g}, {name}",
-                          ls=("--", "-")[k], mfc=("white", None)[k])  # fmt: skip
+                    curve(
+                        axis,
+                        list(points),
+                        list(points.values()),
+                        i,
+                        f"H={h:g}, {name}",
+                        ls=("--", "-")[k],
+                        mfc=("white", None)[k],
+                    )
                 points = {depth: e for (depth, _), e in cells["bias"].items()}
                 style = {"color": "black", "marker": "x", "ls": ("--", "-")[k]}
                 curve(axis, list(points), list(points.values()), 0, f"bias, {name}", **style)
@@ -203,10 +248,12 @@ def differences_figure(gaps: list[dict], steps, words: str) -> Figure:
     guides = {0.0: "0", -MARGIN: f"−{MARGIN:g}", MARGIN: f"{MARGIN:g}"}
     for axis, case in zip(axes[0], TERMS, strict=True):
         found = {
-            (g["variable"], g["norm"], g["step"]):
-                Measured("", "", g["difference"], (g["low"], g["high"]))
-            for g in gaps if (g["term"], g["in"]) == case
-        }  # fmt: skip
+            (g["variable"], g["norm"], g["step"]): Measured(
+                "", "", g["difference"], (g["low"], g["high"])
+            )
+            for g in gaps
+            if (g["term"], g["in"]) == case
+        }
         dots(axis, {"": [found.get(key) for key in cases]}, names, guides)
         axis.set_xlabel(f"{case[0]} in {case[1]}: mask minus none", fontsize=TEXT)
     return figure

@@ -24,9 +24,19 @@ from .tokens import Tokens
 from .uniform import Uniform
 
 STUDIES: tuple[type[ClauseStudy], ...] = (
-    Rates, Uniform, Tokens, Dimension, Steps, Epsilon, Laws, Constant, Causal, Scaling,
-    Influence, Sharpness,
-)  # fmt: skip
+    Rates,
+    Uniform,
+    Tokens,
+    Dimension,
+    Steps,
+    Epsilon,
+    Laws,
+    Constant,
+    Causal,
+    Scaling,
+    Influence,
+    Sharpness,
+)
 
 
 def _subcommand(study: type[ClauseStudy]) -> object:

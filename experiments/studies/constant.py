@@ -55,14 +55,30 @@ class Constant(ClauseStudy):
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting, constant=True)], progress)
         rows = [row for row in result.constant if row["set"] == "train"]
-        trends = [row for s in self.setting.recorded for v in "xp" for row in result.trends
-                  if (row["step"], row["variable"], row["set"]) == (s, v, "train")]  # fmt: skip
+        trends = [
+            row
+            for s in self.setting.recorded
+            for v in "xp"
+            for row in result.trends
+            if (row["step"], row["variable"], row["set"]) == (s, v, "train")
+        ]
         if not rows:
             raise StudyError("no cell has both a measured and a predicted fluctuation")
         words = caption(self.setting) + f"; {self.sizes.seeds} seeds"
         summed = [s for step in self.setting.recorded for v in "xp" if (s := _sum(rows, step, v))]
-        columns = ["step", "variable", "L", "H", "ratio", "low", "high", "residual",
-                   "nonlinearity", "seeds", "diverged"]  # fmt: skip
+        columns = [
+            "step",
+            "variable",
+            "L",
+            "H",
+            "ratio",
+            "low",
+            "high",
+            "residual",
+            "nonlinearity",
+            "seeds",
+            "diverged",
+        ]
         table = [
             {name: row[name] for name in columns if name not in ("low", "high")}
             | dict(zip(("low", "high"), row["ci95"] or (None, None), strict=True))
@@ -79,53 +95,97 @@ class Constant(ClauseStudy):
             measured=[
                 Measured(
                     f"ratio, {s['variable']}, step {s['step']}, cells with L H >= {ASYMPTOTIC}",
-                    "1", s["mean"], (s["least"], s["largest"]), "range over cells",
+                    "1",
+                    s["mean"],
+                    (s["least"], s["largest"]),
+                    "range over cells",
                 )
                 for s in summed
             ]
             + [
-                Measured(f"slope in L of sqrt(L H) x predicted, {t['variable']}, step {t['step']}",
-                         "0", t["slope"], tuple(t["ci95"]))
+                Measured(
+                    f"slope in L of sqrt(L H) x predicted, {t['variable']}, step {t['step']}",
+                    "0",
+                    t["slope"],
+                    tuple(t["ci95"]),
+                )
                 for t in trends
             ],
             tables=[
                 Table("constant", "Measured over predicted rms of the fluctuation", columns, table)
             ]
-            + ([Table("summary", f"Cells with L H >= {ASYMPTOTIC}", list(summed[0]), summed)]
-               if summed else [])
-            + ([Table("trends", "sqrt(L H) x predicted goes like L^slope", list(slopes[0]), slopes)]
-               if slopes else []),
-            pictures=[Picture("constant", figure(rows, self.setting.recorded, words), (
-                "Above: rms(measured) / rms(predicted), with 95 % intervals over paired seeds. "
-                "Below: what is left path by path, rms(measured - predicted) / rms(measured); "
-                "the line falls like (L H)^-1/2, as a next order would. White: the response "
-                "departs by over 10 % from its linear part at the size of the noise.")),
-                Picture("trend", trend_figure(result.rows, trends, self.setting.recorded, words), (
-                "sqrt(L H) times the predicted fluctuation (rms over seeds), and L^slope as fitted "
-                "over all H, without the corrections at small L that the fit allows for. Dotted: "
-                "what an error of order L^-1/3 would do."))],
-            numbers={"constant": result.constant, "trends": result.trends, "runs": result.runs,
-                     "limit": result.limit},
+            + (
+                [Table("summary", f"Cells with L H >= {ASYMPTOTIC}", list(summed[0]), summed)]
+                if summed
+                else []
+            )
+            + (
+                [
+                    Table(
+                        "trends", "sqrt(L H) x predicted goes like L^slope", list(slopes[0]), slopes
+                    )
+                ]
+                if slopes
+                else []
+            ),
+            pictures=[
+                Picture(
+                    "constant",
+                    figure(rows, self.setting.recorded, words),
+                    (
+                        "Above: rms(measured) / rms(predicted), with 95 % intervals over paired "
+                        "seeds. "
+                        "Below: what is left path by path, rms(measured - predicted) / "
+                        "rms(measured); "
+                        "the line falls like (L H)^-1/2, as a next order would. White: the "
+                        "response "
+                        "departs by over 10 % from its linear part at the size of the noise."
+                    ),
+                ),
+                Picture(
+                    "trend",
+                    trend_figure(result.rows, trends, self.setting.recorded, words),
+                    (
+                        "sqrt(L H) times the predicted fluctuation (rms over seeds), and L^slope "
+                        "as fitted "
+                        "over all H, without the corrections at small L that the fit allows for. "
+                        "Dotted: "
+                        "what an error of order L^-1/3 would do."
+                    ),
+                ),
+            ],
+            numbers={
+                "constant": result.constant,
+                "trends": result.trends,
+                "runs": result.runs,
+                "limit": result.limit,
+            },
             notes=sweep_notes({"": result}),
-        )  # fmt: skip
+        )
 
 
 def _sum(rows: list[dict], step: int, variable: str) -> dict | None:
     """Ratios of the large cells: mean, range, and how many intervals hold 1."""
     chosen = [
-        row for row in rows
+        row
+        for row in rows
         if (row["step"], row["variable"]) == (step, variable) and row["L"] * row["H"] >= ASYMPTOTIC
-    ]  # fmt: skip
+    ]
     if not chosen:
         return None
     ratios = [row["ratio"] for row in chosen]
     known = [row["ci95"] for row in chosen if row["ci95"]]
     return {
-        "step": step, "variable": variable, "cells": len(chosen), "mean": float(np.mean(ratios)),
-        "least": min(ratios), "largest": max(ratios), "intervals": len(known),
+        "step": step,
+        "variable": variable,
+        "cells": len(chosen),
+        "mean": float(np.mean(ratios)),
+        "least": min(ratios),
+        "largest": max(ratios),
+        "intervals": len(known),
         "intervals holding 1": sum(low <= 1 <= high for low, high in known),
         "largest residual": max(row["residual"] for row in chosen),
-    }  # fmt: skip
+    }
 
 
 def _sentence(summed: list[dict]) -> str:
@@ -149,8 +209,9 @@ def _trend_sentence(trends: list[dict], step: int) -> str:
     """What the prediction itself says of the exponent in L, at the last step compared."""
     found = [
         f"{t['slope']:+.2f} [{t['ci95'][0]:+.2f}, {t['ci95'][1]:+.2f}] ({t['variable']})"
-        for t in trends if t["step"] == step
-    ]  # fmt: skip
+        for t in trends
+        if t["step"] == step
+    ]
     if not found:
         return ""
     return (
@@ -175,14 +236,26 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
                 ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in cells])
                 style = look(i)
                 above.errorbar(
-                    x, ratio, np.abs(ends.T - ratio), fmt=style["marker"], color=style["color"],
-                    ms=3, lw=0.8, label=f"H={heads:g}",
-                )  # fmt: skip
+                    x,
+                    ratio,
+                    np.abs(ends.T - ratio),
+                    fmt=style["marker"],
+                    color=style["color"],
+                    ms=3,
+                    lw=0.8,
+                    label=f"H={heads:g}",
+                )
                 below.plot(x, [r["residual"] for r in cells], **style, ms=3, lw=0)
                 bent = [r for r in cells if not is_linear(r["nonlinearity"])]
                 for axis, name in ((above, "ratio"), (below, "residual")):
-                    axis.plot([r["L"] * r["H"] for r in bent], [r[name] for r in bent],
-                              **style | {"mfc": "white"}, ms=3, lw=0, zorder=3)  # fmt: skip
+                    axis.plot(
+                        [r["L"] * r["H"] for r in bent],
+                        [r[name] for r in bent],
+                        **style | {"mfc": "white"},
+                        ms=3,
+                        lw=0,
+                        zorder=3,
+                    )
             below.set(xscale="log", yscale="log")
             sizes = np.array(sorted({r["L"] * r["H"] for r in chosen}), dtype=float)
             first = max(r["residual"] for r in chosen)
@@ -193,8 +266,14 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
                 label(below, y="residual")
     for axis in axes[-1]:
         label(axis, x="L H")
-    legend(axes[0, -1], loc="upper right", ncols=2, fontsize=SMALL - 0.5, handletextpad=0.1,
-           columnspacing=0.6)  # fmt: skip
+    legend(
+        axes[0, -1],
+        loc="upper right",
+        ncols=2,
+        fontsize=SMALL - 0.5,
+        handletextpad=0.1,
+        columnspacing=0.6,
+    )
     return out
 
 
@@ -219,8 +298,9 @@ def trend_figure(rows: list[dict], trends: list[dict], steps, words: str) -> Fig
                     line = level * (ends / ends[-1]) ** row["slope"]
                     axis.plot(ends, line, color="black", lw=0.9)
                     text = Measured("", "", row["slope"], tuple(row["ci95"]))
-                    axis.text(0.03, 0.03, f"slope {text}", fontsize=SMALL - 0.5,
-                              transform=axis.transAxes)  # fmt: skip
+                    axis.text(
+                        0.03, 0.03, f"slope {text}", fontsize=SMALL - 0.5, transform=axis.transAxes
+                    )
             axis.set_xscale("log")
             axis.set_xticks(depths, [f"{d:g}" for d in depths])
             axis.xaxis.set_minor_locator(NullLocator())

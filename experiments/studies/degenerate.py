@@ -103,8 +103,9 @@ class TangentialSetting(Setting):
         end = torch.linalg.matrix_exp(_shift()) @ context
         target = end - torch.tensor(LAST_COSTATE, dtype=torch.float64) / 2
         law = self.make_law()
-        return Problem(context[None, None].to(law.heads.dtype), target[None].to(law.heads.dtype),
-                       law)  # fmt: skip
+        return Problem(
+            context[None, None].to(law.heads.dtype), target[None].to(law.heads.dtype), law
+        )
 
 
 def _shift() -> torch.Tensor:
@@ -153,16 +154,20 @@ def collapses(results: dict[tuple[str, float], SweepResult]) -> list[dict]:
     """
     rows = []
     for name, (_, power) in DEGENERATE.items():
-        curves = {eps: scaled_curve(result, eps, power)
-                  for (n, eps), result in results.items() if n == name}  # fmt: skip
+        curves = {
+            eps: scaled_curve(result, eps, power)
+            for (n, eps), result in results.items()
+            if n == name
+        }
         ordered = sorted(curves, reverse=True)
         for eps, smaller in pairwise(ordered):
             (u, y), (v, z) = (np.log(curves[e]) for e in (eps, smaller))
             both = (v >= u[0]) & (v <= u[-1])
             if both.any():
                 factor = math.exp(float(np.abs(np.interp(v[both], u, y) - z[both]).max()))
-                rows.append({"problem": name, "power": power, "eps": eps, "next": smaller,
-                             "factor": factor})  # fmt: skip
+                rows.append(
+                    {"problem": name, "power": power, "eps": eps, "next": smaller, "factor": factor}
+                )
     return rows
 
 
@@ -170,8 +175,11 @@ def scaled_curve(result: SweepResult, eps: float, power: float) -> tuple[np.ndar
     """eps sqrt(L H), and x (L H)^-power, mean over the cells of one L H."""
     cells = cells_of(result.rows, last_step(result), "x")["fluctuation"]
     sizes = sorted({depth * heads for depth, heads in cells})
-    values = [np.exp(np.mean([np.log(rms(e)) for (depth, h), e in cells.items()
-                              if depth * h == size])) * size**-power for size in sizes]  # fmt: skip
+    values = [
+        np.exp(np.mean([np.log(rms(e)) for (depth, h), e in cells.items() if depth * h == size]))
+        * size**-power
+        for size in sizes
+    ]
     return eps * np.sqrt(sizes), np.array(values)
 
 
@@ -179,8 +187,9 @@ def last_step(result: SweepResult) -> int:
     return max(row["step"] for row in result.rows)
 
 
-def exponent(results: dict, name: str, eps: float, variable: str, size: str,
-             term: str = "fluctuation"):  # fmt: skip
+def exponent(
+    results: dict, name: str, eps: float, variable: str, size: str, term: str = "fluctuation"
+):
     """The fit over all cells of one problem, or None where it was refused."""
     result = results[name, eps]
     return find_fit(result, last_step(result), variable, term, size)

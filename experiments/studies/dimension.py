@@ -59,9 +59,10 @@ class Dimension(FamilyStudy):
 
     NAME: ClassVar[str] = "dimension"
     VARIED: ClassVar[dict[str, str]] = {
-        "d": "Use --dimensions.", "rule": "It runs adamw and block-adamw.",
+        "d": "Use --dimensions.",
+        "rule": "It runs adamw and block-adamw.",
         "embedded": "It runs both families.",
-    }  # fmt: skip
+    }
     TITLE: ClassVar[str] = "Constants against the token dimension"
     THEORY: ClassVar[str] = (
         "AdamW moves a matrix by a norm that grows like the square root of its number of entries, "
@@ -92,8 +93,12 @@ class Dimension(FamilyStudy):
         return dataclasses.replace(self.setting, d=d, rule=rule, lr=lr, embedded=embedded)
 
     def find(self, progress: bool = True) -> Finding:
-        settings = {(family, rule, f"d={d}"): self._setting(family, rule, d)
-                    for family in FAMILIES for rule in RULES for d in self.values}  # fmt: skip
+        settings = {
+            (family, rule, f"d={d}"): self._setting(family, rule, d)
+            for family in FAMILIES
+            for rule in RULES
+            for d in self.values
+        }
         found = self.solve(settings, progress)
         results = {
             (family, rule): [found[family, rule, f"d={d}"] for d in self.values]
@@ -108,8 +113,13 @@ class Dimension(FamilyStudy):
                         first, *later = (
                             problem_errors(runs, step, v, term, norm) for step in steps
                         )
-                        about = {"family": family, "rule": rule, "variable": v, "term": term,
-                                 "norm": norm}  # fmt: skip
+                        about = {
+                            "family": family,
+                            "rule": rule,
+                            "variable": v,
+                            "term": term,
+                            "norm": norm,
+                        }
                         quantities = [(steps[0], "error", first)]
                         for step, errors in zip(steps[1:], later, strict=True):
                             quantities += [(step, "error", errors)]
@@ -125,20 +135,34 @@ class Dimension(FamilyStudy):
             measured=[
                 Measured.fit(
                     f"slope in d, {family}, {rule}, {term} of {v}, rms, step {steps[-1]}, {what}",
-                    "0" if rule == "block-adamw" else "may grow, at most like a power of d", trend)
+                    "0" if rule == "block-adamw" else "may grow, at most like a power of d",
+                    trend,
+                )
                 for (family, rule, v, term, norm, step, what), trend in trends.items()
-                if trend and norm == "rms" and step == steps[-1] and term != "total"
+                if trend
+                and norm == "rms"
+                and step == steps[-1]
+                and term != "total"
                 and what == ("error" if family == "embedded" else "over step 0")
             ],
             tables=[Table("dimension", "Slope of log(error) in log(d)", list(table[0]), table)],
-            pictures=[Picture("dimension", figure(results, trends, self.values, steps[-1], words), (
-                f"Errors against d (rms): at step 0 (grey) and at step {steps[-1]} under both "
-                "rules; every problem thin, their geometric mean as points; mean slopes over "
-                "problems with 95 % intervals."))],
+            pictures=[
+                Picture(
+                    "dimension",
+                    figure(results, trends, self.values, steps[-1], words),
+                    (
+                        f"Errors against d (rms): at step 0 (grey) and at step {steps[-1]} under "
+                        "both "
+                        "rules; every problem thin, their geometric mean as points; mean slopes "
+                        "over "
+                        "problems with 95 % intervals."
+                    ),
+                )
+            ],
             numbers={"slopes": table},
             settings={"dimensions": self.values, "problems": self.problem_count},
             notes=self.notes(found, steps[-1]),
-        )  # fmt: skip
+        )
 
 
 def sentence(trends: dict, step: int) -> str:
@@ -165,15 +189,28 @@ def figure(results: dict, trends: dict, values, step: int, words: str) -> Figure
     for row, (variable, term) in zip(axes, rows, strict=True):
         for axis, family in zip(row, FAMILIES, strict=True):
             start = problem_errors(results[family, "adamw"], 0, variable, term, "rms")
-            axis.plot(values, [typical(e) for e in start], color="0.5", marker="x", ms=3.5, lw=1,
-                      label=_name("step 0", trends[family, "adamw", variable, term, "rms", 0,
-                                                   "error"]))  # fmt: skip
+            axis.plot(
+                values,
+                [typical(e) for e in start],
+                color="0.5",
+                marker="x",
+                ms=3.5,
+                lw=1,
+                label=_name("step 0", trends[family, "adamw", variable, term, "rms", 0, "error"]),
+            )
             for rule, (colour, marker) in looks.items():
                 errors = problem_errors(results[family, rule], step, variable, term, "rms")
                 trend = trends[family, rule, variable, term, "rms", step, "error"]
                 axis.plot(values, errors, color=colour, lw=0.4, alpha=0.4)
-                axis.plot(values, [typical(e) for e in errors], color=colour, marker=marker, ms=3.5,
-                          lw=1.2, label=_name(rule, trend))  # fmt: skip
+                axis.plot(
+                    values,
+                    [typical(e) for e in errors],
+                    color=colour,
+                    marker=marker,
+                    ms=3.5,
+                    lw=1.2,
+                    label=_name(rule, trend),
+                )
             log_axes(axis, list(values))
             label(axis, y=f"{term} of {variable}", title=f"{family}, {term} of {variable}")
             legend_below(axis)

@@ -101,40 +101,72 @@ class Epsilon(ClauseStudy):
         words += f"; {self.sizes.seeds} seeds"
         return self.finding(
             sentence(results, step, control, trend),
-            measured=[*_measured(results, step), Measured.fit(
-                "control: what training on raw gradients does to the loss, in L H", "-1", trend)],
+            measured=[
+                *_measured(results, step),
+                Measured.fit(
+                    "control: what training on raw gradients does to the loss, in L H", "-1", trend
+                ),
+            ],
             tables=[
                 Table("exponents", "Exponents", columns, rows),
-                Table("limits", "The limit at every eps", ["eps", "status", "error", "elements"], [
-                    {"eps": eps} | {k: r.limit[k] for k in ("status", "error", "elements")}
-                    for eps, r in results.items()
-                ]),
-                Table("control", "Raw gradients with a fixed eps: mean losses after training",
-                      ["L", "H", "scaled", "raw", "decayed"],
-                      [{k: float(np.mean(c[k])) if k not in "LH" else c[k]
-                        for k in ("L", "H", "scaled", "raw", "decayed")}
-                       for c in control["cells"]]),
+                Table(
+                    "limits",
+                    "The limit at every eps",
+                    ["eps", "status", "error", "elements"],
+                    [
+                        {"eps": eps} | {k: r.limit[k] for k in ("status", "error", "elements")}
+                        for eps, r in results.items()
+                    ],
+                ),
+                Table(
+                    "control",
+                    "Raw gradients with a fixed eps: mean losses after training",
+                    ["L", "H", "scaled", "raw", "decayed"],
+                    [
+                        {
+                            k: float(np.mean(c[k])) if k not in "LH" else c[k]
+                            for k in ("L", "H", "scaled", "raw", "decayed")
+                        }
+                        for c in control["cells"]
+                    ],
+                ),
             ],
             pictures=[
-                Picture("epsilon", exponents_figure(results, step, words), (
-                    f"Exponents at step {step} (rms) against eps, with 95 % intervals (fit ranges "
-                    "for the bias). The parameters' -1/4 is what flips of sign alone would give on "
-                    "average over the layers; the largest over the layers, drawn here, falls more "
-                    "slowly, as flips gather where gradients cross zero in depth.")),
-                Picture("control", control_figure(control, trend, self.raw_eps), (
-                    "Left: loss after training on scaled gradients, on raw ones, and with weight "
-                    "decay alone, mean over seeds; lines: the limits. Right: what training on raw "
-                    "gradients gains over weight decay on the same draws, and its trend where "
-                    "eps L H outweighs the gradient.")),
+                Picture(
+                    "epsilon",
+                    exponents_figure(results, step, words),
+                    (
+                        f"Exponents at step {step} (rms) against eps, with 95 % intervals (fit "
+                        "ranges "
+                        "for the bias). The parameters' -1/4 is what flips of sign alone would "
+                        "give on "
+                        "average over the layers; the largest over the layers, drawn here, falls "
+                        "more "
+                        "slowly, as flips gather where gradients cross zero in depth."
+                    ),
+                ),
+                Picture(
+                    "control",
+                    control_figure(control, trend, self.raw_eps),
+                    (
+                        "Left: loss after training on scaled gradients, on raw ones, and with "
+                        "weight "
+                        "decay alone, mean over seeds; lines: the limits. Right: what training "
+                        "on raw "
+                        "gradients gains over weight decay on the same draws, and its trend where "
+                        "eps L H outweighs the gradient."
+                    ),
+                ),
             ],
             numbers={
                 "eps": {name: result.as_dict() for name, result in results.items()},
                 "control": control | {"trend": trend.as_dict()},
             },
             settings={"eps_values": self.values},
-            notes=sweep_notes(results) + damaged
+            notes=sweep_notes(results)
+            + damaged
             + [f"eps {name}: {why}" for name, r in results.items() for why in refusals(r)],
-        )  # fmt: skip
+        )
 
     def control(self, progress: bool) -> tuple[dict, list[str]]:
         """Losses after training: scaled, raw, and weight decay only; and the limits' losses."""
@@ -163,12 +195,22 @@ class Epsilon(ClauseStudy):
     def _control_cell(self, depth: int, heads: int) -> dict:
         problem, steps = self.setting.make_problem(), self.setting.steps
         losses = {}
-        for name, eps in (("scaled", self.setting.eps), ("raw", self.raw_eps * depth * heads),
-                          ("decayed", NEVER)):  # fmt: skip
+        for name, eps in (
+            ("scaled", self.setting.eps),
+            ("raw", self.raw_eps * depth * heads),
+            ("decayed", NEVER),
+        ):
             run = train_particles(
-                problem, self._rule(eps), depth, heads, steps, self.sizes.seeds, self.root_seed,
-                device=self.device, nodes=self.setting.nodes,
-            )  # fmt: skip
+                problem,
+                self._rule(eps),
+                depth,
+                heads,
+                steps,
+                self.sizes.seeds,
+                self.root_seed,
+                device=self.device,
+                nodes=self.setting.nodes,
+            )
             losses[name] = run.loss[:, -1].tolist()
         return {"L": depth, "H": heads} | losses
 
@@ -176,11 +218,17 @@ class Epsilon(ClauseStudy):
         problem, steps = self.setting.make_problem(), self.setting.steps
         return {
             name: float(
-                solve_limit(problem, self._rule(eps), steps, self.tol, device=self.device,
-                            **self.setting.quadrature()).loss[-1]
+                solve_limit(
+                    problem,
+                    self._rule(eps),
+                    steps,
+                    self.tol,
+                    device=self.device,
+                    **self.setting.quadrature(),
+                ).loss[-1]
             )
             for name, eps in (("scaled", self.setting.eps), ("decayed", NEVER))
-        }  # fmt: skip
+        }
 
 
 def control_trend(control: dict, raw_eps: float) -> Trend:
@@ -239,20 +287,36 @@ def exponents_figure(results: dict[str, SweepResult], step: int, words: str) -> 
     for axis, (term, size), lines in zip(axes[0], TERMS, guides, strict=True):
         for value in lines:
             axis.axhline(value, color="0.6", lw=0.8, ls="--")
-            axis.annotate(names[value], (1.01, value), xycoords=("axes fraction", "data"),
-                          fontsize=SMALL, color="0.35", ha="left", va="center")  # fmt: skip
+            axis.annotate(
+                names[value],
+                (1.01, value),
+                xycoords=("axes fraction", "data"),
+                fontsize=SMALL,
+                color="0.35",
+                ha="left",
+                va="center",
+            )
         for i, variable in enumerate(("x", "p", "theta")):
-            found = [(float(eps) * (1.0 + 0.25 * (i - 1)), fit) for eps, result in results.items()
-                     if (fit := find_fit(result, step, variable, term, size))]  # fmt: skip
+            found = [
+                (float(eps) * (1.0 + 0.25 * (i - 1)), fit)
+                for eps, result in results.items()
+                if (fit := find_fit(result, step, variable, term, size))
+            ]
             if not found:
                 continue
             value = np.array([fit.exponent for _, fit in found])
             ends = np.array([fit.interval for _, fit in found])
             style = look(i)
             axis.errorbar(
-                [eps for eps, _ in found], value, np.abs(ends.T - value), ms=3, lw=0.8,
-                fmt=style["marker"], color=style["color"], label=NAMES[variable],
-            )  # fmt: skip
+                [eps for eps, _ in found],
+                value,
+                np.abs(ends.T - value),
+                ms=3,
+                lw=0.8,
+                fmt=style["marker"],
+                color=style["color"],
+                label=NAMES[variable],
+            )
         axis.set_xscale("log")
         label(axis, x="eps", y=f"exponent of the {term} in {size}")
     low, high = axes[0, 0].get_ylim()
@@ -267,8 +331,14 @@ def control_figure(control: dict, trend: Trend, raw_eps: float) -> Figure:
     sizes = np.array([cell["L"] * cell["H"] for cell in cells], dtype=float)
     left, right = axes[0]
     for i, name in enumerate(("scaled", "raw", "decayed")):
-        left.plot(sizes, [np.mean(cell[name]) for cell in cells], **look(i), ms=3, lw=0.8,
-                  label="weight decay alone" if name == "decayed" else name)  # fmt: skip
+        left.plot(
+            sizes,
+            [np.mean(cell[name]) for cell in cells],
+            **look(i),
+            ms=3,
+            lw=0.8,
+            label="weight decay alone" if name == "decayed" else name,
+        )
     for i, name in ((0, "scaled"), (2, "decayed")):
         left.axhline(control["limits"][name], color=look(i)["color"], lw=0.8, ls=":")
     left.set_xscale("log")

@@ -56,8 +56,14 @@ class FairSetting(Setting):
     def make_law(self) -> Atoms:
         d = self.embedded or self.d
         gain = self.gain * math.sqrt((d + self.m) / (2 * d))  # mean |W|_F^2 = gain^2 m
-        plain = Setting(d=d, m=self.m, atoms=self.atoms, gain=gain,
-                        problem_seed=self.problem_seed, dtype=self.dtype)  # fmt: skip
+        plain = Setting(
+            d=d,
+            m=self.m,
+            atoms=self.atoms,
+            gain=gain,
+            problem_seed=self.problem_seed,
+            dtype=self.dtype,
+        )
         law = plain.make_law()
         if not self.embedded:
             return law
@@ -66,10 +72,15 @@ class FairSetting(Setting):
 
     def make_problem(self) -> Problem:
         plain = Setting(
-            d=self.embedded or self.d, m=self.m, tokens=self.drawn_tokens or self.tokens,
-            contexts=self.contexts, probes=self.probes, atoms=self.atoms,
-            problem_seed=self.problem_seed, dtype=self.dtype,
-        ).make_problem()  # fmt: skip
+            d=self.embedded or self.d,
+            m=self.m,
+            tokens=self.drawn_tokens or self.tokens,
+            contexts=self.contexts,
+            probes=self.probes,
+            atoms=self.atoms,
+            problem_seed=self.problem_seed,
+            dtype=self.dtype,
+        ).make_problem()
 
         def moved(contexts: torch.Tensor, targets: torch.Tensor) -> tuple:
             contexts = self.radius * contexts / contexts.norm(dim=-1, keepdim=True)

@@ -128,5 +128,8 @@ def trend_row(about: dict, size: Sequence[int], errors: np.ndarray, trend: Trend
     if trend is not None:
         row |= {"slope": trend.slope, "low": trend.interval[0], "high": trend.interval[1]}
     means = [typical(errors[i]) for i in (0, -1)]
-    return row | {f"error at {size[0]}": means[0], f"error at {size[-1]}": means[1],
-                  "problems": errors.shape[1]}  # fmt: skip
+    return row | {
+        f"error at {size[0]}": means[0],
+        f"error at {size[-1]}": means[1],
+        "problems": errors.shape[1],
+    }

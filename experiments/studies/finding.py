@@ -19,11 +19,13 @@ FILE = "finding.json"
 # What the page shows of a finding, for reading it back.
 FORM = {
     **dict.fromkeys(("study", "title", "design", "theory", "sentence"), str),
-    "notes": [str], "settings": dict, "versions": dict,
+    "notes": [str],
+    "settings": dict,
+    "versions": dict,
     "measured": [dict.fromkeys(("what", "theory", "text", "kind"), str)],
     "tables": [{"title": str, "columns": [str], "rows": [dict]}],
     "pictures": [{"file": str, "caption": str}],
-}  # fmt: skip
+}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -76,46 +76,100 @@ class Influence(ClauseStudy):
     def find(self, progress: bool = True) -> Finding:
         cells, done = self._measure(progress)
         if not any(content["rows"] for content in done.values()):
-            raise StudyError("every cell of this study has fewer than two seeds that did not "
-                             "diverge")  # fmt: skip
+            raise StudyError(
+                "every cell of this study has fewer than two seeds that did not diverge"
+            )
         rows = [_summary(*key, row) for key, content in done.items() for row in content["rows"]]
         fits = {eps: _fits(done, eps) for eps in self.eps_values}
-        means = [found for eps in self.eps_values for step in self.setting.recorded
-                 for v in "xp" for least in (1, self._middle())
-                 if (found := _mean_row(done, eps, step, v, least))]  # fmt: skip
+        means = [
+            found
+            for eps in self.eps_values
+            for step in self.setting.recorded
+            for v in "xp"
+            for least in (1, self._middle())
+            if (found := _mean_row(done, eps, step, v, least))
+        ]
         diverged = sum(content["diverged"] for content in done.values())
         words = caption(self.setting).replace(f", eps {self.setting.eps:g}", "")
         words += f"; {self.sizes.seeds} seeds"
-        columns = ["eps", "L", "H", "step", "variable", "rms", "largest", "variance", "bound",
-                   "ratio", "low", "high", "mean", "mean_error"]  # fmt: skip
+        columns = [
+            "eps",
+            "L",
+            "H",
+            "step",
+            "variable",
+            "rms",
+            "largest",
+            "variance",
+            "bound",
+            "ratio",
+            "low",
+            "high",
+            "mean",
+            "mean_error",
+        ]
         tables = [
-            Table("influence", "L H times the influence of one head; variance and its bound",
-                  columns, rows),
-            Table("exponents", "Exponents of the rms influence",
-                  ["eps", "step", "variable", "in", "exponent", "low", "high"],
-                  _exponent_rows(fits)),
-            Table("means", "Exponents of the mean error",
-                  ["eps", "step", "variable", "from L H", "exponent", "low", "high", "cells seen",
-                   "cells", "misfit", "constant"], means),
-        ]  # fmt: skip
+            Table(
+                "influence",
+                "L H times the influence of one head; variance and its bound",
+                columns,
+                rows,
+            ),
+            Table(
+                "exponents",
+                "Exponents of the rms influence",
+                ["eps", "step", "variable", "in", "exponent", "low", "high"],
+                _exponent_rows(fits),
+            ),
+            Table(
+                "means",
+                "Exponents of the mean error",
+                [
+                    "eps",
+                    "step",
+                    "variable",
+                    "from L H",
+                    "exponent",
+                    "low",
+                    "high",
+                    "cells seen",
+                    "cells",
+                    "misfit",
+                    "constant",
+                ],
+                means,
+            ),
+        ]
         return self.finding(
             sentence(rows, fits, means, self.setting.recorded),
             measured=measured(rows, fits, means, self.setting.recorded),
             tables=[table for table in tables if table.rows],
-            pictures=[Picture("influence", figure(rows, means, words), (
-                "Above: L H times the change when one head of a seed is redrawn; points: root mean "
-                "square over seeds, crosses: the largest. Below, of x: the variance over seeds "
-                "(points) beside Efron and Stein's bound (lines; mean over cells of one L H); "
-                "their ratio with 95 % intervals; the mean error times L H, where it exceeds "
-                "twice its standard error, and its fit. Filled: eps "
-                f"{self.eps_values[0]:g}; open: eps {self.eps_values[-1]:g}."))],
-            numbers={"fits": {f"{eps:g}": fit.as_dict() for eps, fit in fits.items()},
-                     "odd": [row["odd"] for c in done.values() for row in c["rows"]
-                             if "odd" in row]},
+            pictures=[
+                Picture(
+                    "influence",
+                    figure(rows, means, words),
+                    (
+                        "Above: L H times the change when one head of a seed is redrawn; points: "
+                        "root mean "
+                        "square over seeds, crosses: the largest. Below, of x: the variance over "
+                        "seeds "
+                        "(points) beside Efron and Stein's bound (lines; mean over cells of one "
+                        "L H); "
+                        "their ratio with 95 % intervals; the mean error times L H, where it "
+                        "exceeds "
+                        "twice its standard error, and its fit. Filled: eps "
+                        f"{self.eps_values[0]:g}; open: eps {self.eps_values[-1]:g}."
+                    ),
+                )
+            ],
+            numbers={
+                "fits": {f"{eps:g}": fit.as_dict() for eps, fit in fits.items()},
+                "odd": [row["odd"] for c in done.values() for row in c["rows"] if "odd" in row],
+            },
             settings={"eps_values": self.eps_values},
             notes=cells.damaged
             + ([f"{diverged} seeds diverged and are left out"] if diverged else []),
-        )  # fmt: skip
+        )
 
     def _middle(self) -> int:
         """The middle of the cells by L H: an exponent may need larger ones to settle."""
@@ -124,8 +178,12 @@ class Influence(ClauseStudy):
 
     def _measure(self, progress: bool) -> tuple[Cells, dict[Key, dict]]:
         cells = Cells(self.folder / "cells")
-        wanted = [(eps, L, H) for eps in self.eps_values for L in self.sizes.depths
-                  for H in self.sizes.heads]  # fmt: skip
+        wanted = [
+            (eps, L, H)
+            for eps in self.eps_values
+            for L in self.sizes.depths
+            for H in self.sizes.heads
+        ]
         key = (dataclasses.asdict(self.setting), self.sizes.seeds, self.root_seed)
         paths = {w: cells.path("redraw-eps{:g}-L{}-H{}".format(*w), *w, *key) for w in wanted}
         done = {w: found for w in wanted if (found := cells.read(paths[w])) is not None}
@@ -137,9 +195,15 @@ class Influence(ClauseStudy):
                     eps, depth, heads = w
                     setting = dataclasses.replace(self.setting, eps=eps)
                     done[w] = measure_redraws(
-                        setting.make_problem(), setting.make_rule(), depth, heads,
-                        setting.recorded, range(self.sizes.seeds), self.root_seed, device,
-                    )  # fmt: skip
+                        setting.make_problem(),
+                        setting.make_rule(),
+                        depth,
+                        heads,
+                        setting.recorded,
+                        range(self.sizes.seeds),
+                        self.root_seed,
+                        device,
+                    )
                     write_cell(paths[w], done[w])
                     bar.update(depth)
         return cells, {w: done[w] for w in wanted}
@@ -160,8 +224,10 @@ def _summary(eps: float, depth: int, heads: int, row: dict) -> dict:
     # an unbiased square may come out negative: the mean is too small to be seen then
     mean = math.sqrt(max(value, 0.0))
     seen = mean > 0 and value > 2 * error
-    return found | {"mean": size * mean if seen else None,
-                    "mean_error": size * error / (2 * mean) if seen else None}  # fmt: skip
+    return found | {
+        "mean": size * mean if seen else None,
+        "mean_error": size * error / (2 * mean) if seen else None,
+    }
 
 
 def _fits(done: dict[Key, dict], eps: float) -> RateFits:
@@ -169,10 +235,12 @@ def _fits(done: dict[Key, dict], eps: float) -> RateFits:
     rows = [
         {"step": row["step"], "variable": row["variable"], "term": "fluctuation", "norm": "rms"}
         | {"set": "train", "L": depth, "H": heads, "seed": seed, "error": math.sqrt(change)}
-        for (e, depth, heads), content in done.items() if e == eps
-        for row in content["rows"] if (row["step"], row["variable"]) != (0, "theta")
+        for (e, depth, heads), content in done.items()
+        if e == eps
+        for row in content["rows"]
+        if (row["step"], row["variable"]) != (0, "theta")
         for seed, change in enumerate(row["change"])
-    ]  # fmt: skip
+    ]
     return fit_rates(rows)
 
 
@@ -185,8 +253,9 @@ def _exponent_rows(fits: dict[float, RateFits]) -> list[dict]:
     return [
         {"eps": eps, "step": f.step, "variable": f.variable, "in": f.size, "exponent": f.exponent}
         | {"low": f.interval[0], "high": f.interval[1]}
-        for eps, found in fits.items() for f in found.select(at="all")
-    ]  # fmt: skip
+        for eps, found in fits.items()
+        for f in found.select(at="all")
+    ]
 
 
 def _mean_row(
@@ -204,10 +273,19 @@ def _mean_row(
     if found is None:
         return None
     (exponent,), (half,) = found["exponents"], found["half"]
-    return {"eps": eps, "step": step, "variable": variable, "from L H": min(sizes)[0],
-            "exponent": exponent, "low": exponent - half, "high": exponent + half,
-            "cells seen": found["seen"], "cells": found["cells"], "misfit": found["misfit"],
-            "constant": found["constant"]}  # fmt: skip
+    return {
+        "eps": eps,
+        "step": step,
+        "variable": variable,
+        "from L H": min(sizes)[0],
+        "exponent": exponent,
+        "low": exponent - half,
+        "high": exponent + half,
+        "cells seen": found["seen"],
+        "cells": found["cells"],
+        "misfit": found["misfit"],
+        "constant": found["constant"],
+    }
 
 
 def measured(rows, fits, means, steps: Sequence[int]) -> list[Measured]:
@@ -215,43 +293,71 @@ def measured(rows, fits, means, steps: Sequence[int]) -> list[Measured]:
     for eps, fit in fits.items():
         for step in steps:
             for variable in VARIABLES:
-                own = [r["rms"] for r in rows if (r["eps"], r["step"], r["variable"])
-                       == (eps, step, variable) and r["rms"]]  # fmt: skip
+                own = [
+                    r["rms"]
+                    for r in rows
+                    if (r["eps"], r["step"], r["variable"]) == (eps, step, variable) and r["rms"]
+                ]
                 if own:
-                    found.append(Measured(
-                        f"eps {eps:g}: L H times rms influence, {variable}, step {step}",
-                        "bounded", float(np.mean(own)), (min(own), max(own)), "range over cells",
-                    ))  # fmt: skip
+                    found.append(
+                        Measured(
+                            f"eps {eps:g}: L H times rms influence, {variable}, step {step}",
+                            "bounded",
+                            float(np.mean(own)),
+                            (min(own), max(own)),
+                            "range over cells",
+                        )
+                    )
         for variable in VARIABLES:
             for size in "LH":
                 if f := _fit(fit, steps[-1], variable, size):
-                    found.append(Measured.fit(
-                        f"eps {eps:g}: rms influence in {size}, {variable}, step {steps[-1]}",
-                        "no statement known to us" if variable == "theta" else "-1", f,
-                    ))  # fmt: skip
+                    found.append(
+                        Measured.fit(
+                            f"eps {eps:g}: rms influence in {size}, {variable}, step {steps[-1]}",
+                            "no statement known to us" if variable == "theta" else "-1",
+                            f,
+                        )
+                    )
         for variable in "xp":
-            ratios = [r["ratio"] for r in rows if (r["eps"], r["variable"]) == (eps, variable)
-                      and r["ratio"] is not None]  # fmt: skip
+            ratios = [
+                r["ratio"]
+                for r in rows
+                if (r["eps"], r["variable"]) == (eps, variable) and r["ratio"] is not None
+            ]
             if ratios:
-                found.append(Measured(
-                    f"eps {eps:g}: variance over its bound, {variable}, all steps", "at most 1",
-                    float(np.mean(ratios)), (min(ratios), max(ratios)), "range over cells",
-                ))  # fmt: skip
+                found.append(
+                    Measured(
+                        f"eps {eps:g}: variance over its bound, {variable}, all steps",
+                        "at most 1",
+                        float(np.mean(ratios)),
+                        (min(ratios), max(ratios)),
+                        "range over cells",
+                    )
+                )
     for row in means:
-        found.append(Measured(
-            f"eps {row['eps']:g}: mean error in L H from {row['from L H']} on, "
-            f"{row['variable']}, step {row['step']}",
-            "-1 for smooth updates", row["exponent"], (row["low"], row["high"])))  # fmt: skip
+        found.append(
+            Measured(
+                f"eps {row['eps']:g}: mean error in L H from {row['from L H']} on, "
+                f"{row['variable']}, step {row['step']}",
+                "-1 for smooth updates",
+                row["exponent"],
+                (row["low"], row["high"]),
+            )
+        )
     return found
 
 
 def sentence(rows, fits, means, steps: Sequence[int]) -> str:
     parts = []
     for eps, fit in fits.items():
-        own = [r["rms"] for r in rows if (r["eps"], r["step"], r["variable"])
-               == (eps, steps[-1], "x")]  # fmt: skip
-        texts = [f"in {size} {Measured.fit('', '', f)}" for size in "LH"
-                 if (f := _fit(fit, steps[-1], "x", size))]  # fmt: skip
+        own = [
+            r["rms"] for r in rows if (r["eps"], r["step"], r["variable"]) == (eps, steps[-1], "x")
+        ]
+        texts = [
+            f"in {size} {Measured.fit('', '', f)}"
+            for size in "LH"
+            if (f := _fit(fit, steps[-1], "x", size))
+        ]
         if own:
             parts.append(
                 f"between {min(own):.2g} and {max(own):.2g} at eps {eps:g} (exponents of the "
@@ -270,9 +376,12 @@ def sentence(rows, fits, means, steps: Sequence[int]) -> str:
             f"(median {np.median(ratios):.2f}); in {over} of {len(ratios)} cells its 95 % interval "
             "lies above 1. "
         )
-    seen = [f"{Measured('', '', m['exponent'], (m['low'], m['high']))} from L H = "
-            f"{m['from L H']} on at eps {m['eps']:g}, step {m['step']}"
-            for m in means if m["variable"] == "x"]  # fmt: skip
+    seen = [
+        f"{Measured('', '', m['exponent'], (m['low'], m['high']))} from L H = "
+        f"{m['from L H']} on at eps {m['eps']:g}, step {m['step']}"
+        for m in means
+        if m["variable"] == "x"
+    ]
     return text + f"The mean error of x in L H: {'; '.join(seen) or 'too small to be seen'}."
 
 
@@ -288,9 +397,13 @@ def figure(rows: list[dict], means: list[dict], words: str) -> Figure:
     for row, style, shift in _styled(own, groups):
         size = row["L"] * row["H"]
         spread.plot([size * shift], [row["variance"]], **style)
-        ratio.errorbar([size * shift], [row["ratio"]],
-                       [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]],
-                       lw=0.6, **style)  # fmt: skip
+        ratio.errorbar(
+            [size * shift],
+            [row["ratio"]],
+            [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]],
+            lw=0.6,
+            **style,
+        )
         if row["mean"] is not None:
             mean.errorbar([size * shift], [row["mean"]], [row["mean_error"]], lw=0.6, **style)
     for eps, step, style in groups:
@@ -306,8 +419,11 @@ def figure(rows: list[dict], means: list[dict], words: str) -> Figure:
             if key == (eps, step, "x", sizes[0]):
                 ends = np.array([sizes[0], sizes[-1]], dtype=float)
                 mean.plot(ends, m["constant"] * ends ** (1 + m["exponent"]), **line)
-    for axis, name in ((spread, "variance over seeds"), (ratio, "variance / bound"),
-                       (mean, "L H × mean error")):  # fmt: skip
+    for axis, name in (
+        (spread, "variance over seeds"),
+        (ratio, "variance / bound"),
+        (mean, "L H × mean error"),
+    ):
         axis.set(xscale="log", yscale="linear" if axis is ratio else "log")
         label(axis, x="L H", y=name)
     legend_outside(out, axes[0, 0])
@@ -346,8 +462,16 @@ def _changes(axis: Axes, rows: list[dict], groups: list) -> None:
         size = row["L"] * row["H"] * shift
         name = f"step {row['step']}, eps {row['eps']:g}"
         axis.plot([size], [row["rms"]], **style, label=None if name in named else name)
-        axis.plot([size], [row["largest"]], marker="x", ms=2.6, mew=0.6, ls="none",
-                  color=style["color"], alpha=0.5)  # fmt: skip
+        axis.plot(
+            [size],
+            [row["largest"]],
+            marker="x",
+            ms=2.6,
+            mew=0.6,
+            ls="none",
+            color=style["color"],
+            alpha=0.5,
+        )
         named.add(name)
     axis.set(xscale="log", yscale="log")
     label(axis, x="L H")

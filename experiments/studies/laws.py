@@ -16,8 +16,11 @@ from .panels import label, page, rms
 from .rates import refusals
 
 LAWS = ("xavier", "truncated-normal")
-TERMS = {("bias", "L"): "at most -1", ("fluctuation", "L"): "at most -1/3",
-         ("fluctuation", "H"): "at most -1/2"}  # fmt: skip
+TERMS = {
+    ("bias", "L"): "at most -1",
+    ("fluctuation", "L"): "at most -1/3",
+    ("fluctuation", "H"): "at most -1/2",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,13 @@ class Laws(ClauseStudy):
         results = dict(zip(LAWS, found, strict=True))
         steps = self.setting.recorded
         columns, rows = fit_rows(results, "law")
-        floors = [floor_row(name, result, step, v, n) for name, result in results.items()
-                  for step in steps for v in "xp" for n in ("rms", "sup")]  # fmt: skip
+        floors = [
+            floor_row(name, result, step, v, n)
+            for name, result in results.items()
+            for step in steps
+            for v in "xp"
+            for n in ("rms", "sup")
+        ]
         measured = []
         for name, result in results.items():
             for (term, size), theory in TERMS.items():
@@ -76,19 +84,36 @@ class Laws(ClauseStudy):
             measured=measured,
             tables=[
                 Table("exponents", "Exponents", columns, rows),
-                Table("floors", "Quadrature error, and the smallest fluctuation measured",
-                      list(floors[0]), floors),
+                Table(
+                    "floors",
+                    "Quadrature error, and the smallest fluctuation measured",
+                    list(floors[0]),
+                    floors,
+                ),
             ],
-            pictures=[Picture("laws", figure(results, steps[-1], words), (
-                f"Bias and fluctuation at step {steps[-1]} (rms). Dotted: the quadrature error of "
-                f"the limit's nodes ({nodes}); grey: three times it, below which fluctuations are "
-                "not fitted (the bias, of which it moves the constant only, may lie there). "
-                "Bands are the middle half of the seeds, lines the fits."))],
+            pictures=[
+                Picture(
+                    "laws",
+                    figure(results, steps[-1], words),
+                    (
+                        f"Bias and fluctuation at step {steps[-1]} (rms). Dotted: the quadrature "
+                        "error of "
+                        f"the limit's nodes ({nodes}); grey: three times it, below which "
+                        "fluctuations are "
+                        "not fitted (the bias, of which it moves the constant only, may lie "
+                        "there). "
+                        "Bands are the middle half of the seeds, lines the fits."
+                    ),
+                )
+            ],
             numbers={name: result.as_dict() for name, result in results.items()},
             notes=sweep_notes(results)
-            + [f"{name}: {why}" for name, result in results.items()
-               for why in refusals(result, variables="xp")],
-        )  # fmt: skip
+            + [
+                f"{name}: {why}"
+                for name, result in results.items()
+                for why in refusals(result, variables="xp")
+            ],
+        )
 
 
 def quadrature(result: SweepResult, step: int, variable: str, norm: str = "rms") -> float:
@@ -101,9 +126,15 @@ def floor_row(name: str, result: SweepResult, step: int, variable: str, norm: st
     cells = cells_of(result.rows, step, variable, norm)["fluctuation"]
     smallest = min(rms(errors) for errors in cells.values())
     floor = quadrature(result, step, variable, norm)
-    return {"law": name, "step": step, "variable": variable, "norm": norm,
-            "quadrature error": floor, "smallest fluctuation": smallest,
-            "ratio": smallest / floor if floor else None}  # fmt: skip
+    return {
+        "law": name,
+        "step": step,
+        "variable": variable,
+        "norm": norm,
+        "quadrature error": floor,
+        "smallest fluctuation": smallest,
+        "ratio": smallest / floor if floor else None,
+    }
 
 
 def sentence(results: dict[str, SweepResult], step: int, floors: list[dict]) -> str:
@@ -143,9 +174,10 @@ def _draw(axes, result: SweepResult, step: int, variable: str, name: str) -> Non
     for axis, of, other, sizes in ((axes[0], "L", "H", heads), (axes[1], "H", "L", depths)):
         for i, at in enumerate(sizes):
             points = {
-                (d if of == "L" else h): e for (d, h), e in every.items()
+                (d if of == "L" else h): e
+                for (d, h), e in every.items()
                 if (h if of == "L" else d) == at
-            }  # fmt: skip
+            }
             fit = [f for f in fits if (f.size, f.at) == (of, at)]
             series(axis, points, fit[0] if fit else None, look(i), f"{other}={at:g}")
         if of == "L":

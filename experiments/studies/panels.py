@@ -43,8 +43,14 @@ def legend(axis: Axes, **options) -> None:
 def legend_outside(figure: Figure, axis: Axes) -> None:
     """The legend of one panel, which serves them all, below the figure."""
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=SMALL,
-                  frameon=False)  # fmt: skip
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels),
+        fontsize=SMALL,
+        frameon=False,
+    )
 
 
 def rms(errors: np.ndarray) -> float:
@@ -54,8 +60,14 @@ def rms(errors: np.ndarray) -> float:
     return math.sqrt(np.mean(kept**2)) if len(kept) else math.nan
 
 
-def curve(axis: Axes, sizes: Sequence[float], errors: Sequence[np.ndarray], index: int, name: str,
-          **options) -> None:  # fmt: skip
+def curve(
+    axis: Axes,
+    sizes: Sequence[float],
+    errors: Sequence[np.ndarray],
+    index: int,
+    name: str,
+    **options,
+) -> None:
     """rms over seeds against a size, with the middle half of the seeds as a band."""
     style = look(index) | {"ms": 3, "lw": 0.8} | options
     axis.plot(sizes, [rms(e) for e in errors], **style, label=name)
@@ -80,8 +92,15 @@ def dots(
     """
     for value, text in guides.items():
         axis.axvline(value, color="0.6", lw=0.8, ls="--")
-        axis.annotate(text, (value, 1.0), xycoords=("data", "axes fraction"), fontsize=SMALL,
-                      color="0.35", ha="center", va="bottom")  # fmt: skip
+        axis.annotate(
+            text,
+            (value, 1.0),
+            xycoords=("data", "axes fraction"),
+            fontsize=SMALL,
+            color="0.35",
+            ha="center",
+            va="bottom",
+        )
     count = len(groups)
     for i, (group, values) in enumerate(groups.items()):
         style, shift = look(i), (i - (count - 1) / 2) * 0.7 / count

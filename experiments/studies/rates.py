@@ -33,8 +33,11 @@ VARIABLES = ("x", "p", "theta")
 NORMS = ("rms", "sup")
 # What is proved: at initialisation by [C], after training bounds by [GR]; (term, in) -> text.
 PROVED = {("bias", "L"): "-1", ("fluctuation", "L"): "-1/2", ("fluctuation", "H"): "-1/2"}
-BOUND = {("bias", "L"): "at most -1", ("fluctuation", "L"): "at most -1/3",
-         ("fluctuation", "H"): "at most -1/2"}  # fmt: skip
+BOUND = {
+    ("bias", "L"): "at most -1",
+    ("fluctuation", "L"): "at most -1/3",
+    ("fluctuation", "H"): "at most -1/2",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +54,11 @@ class Rates(ClauseStudy):
     )
     QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (1, 8, 64, 512, 4096), 12)
     FULL: ClassVar[Sizes] = Sizes(
-        (4, 8, 16, 32, 64, 128, 256), (1, 8, 64, 512, 4096, 32768), 32,
+        (4, 8, 16, 32, 64, 128, 256),
+        (1, 8, 64, 512, 4096, 32768),
+        32,
         more=tuple((depth, heads) for depth in (512, 1024) for heads in (8, 64)),
-    )  # fmt: skip
+    )
 
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting)], progress)
@@ -62,25 +67,53 @@ class Rates(ClauseStudy):
         columns, rows = fit_rows({"": result}, "sweep")
         tables = [
             Table("exponents", "Exponents", columns[1:], [_without(row, "sweep") for row in rows]),
-            Table("crossover", "Where bias equals fluctuation: H = h0 L^g", list(crossing[0]),
-                  crossing) if crossing else None,
-        ]  # fmt: skip
+            Table(
+                "crossover",
+                "Where bias equals fluctuation: H = h0 L^g",
+                list(crossing[0]),
+                crossing,
+            )
+            if crossing
+            else None,
+        ]
         words = caption(self.setting) + f"; {self.sizes.seeds} seeds"
         pictures = [
-            Picture("exponents", exponents_figure(result, steps, words), (
-                "Exponents over all cells with 95 % intervals (fit ranges for the bias). "
-                "Dashed: theory.")),
-            Picture("curves", curves_figure(result, steps[-1], words), (
-                f"Errors at step {steps[-1]} against depth: bias, and fluctuation at every H; "
-                "bands are the middle half of the seeds, lines the fits over their window.")),
-            Picture("collapse", collapse_figure(result, steps, words), (
-                "All cells against L H, scaled to the value that the first step's fluctuation has "
-                "at L H = 1: where the fluctuation depends on L H alone and falls like its "
-                "square root, points of one step lie on one horizontal line.")),
-            Picture("crossover", crossover_figure(result, steps, words), (
-                "Fluctuation over bias (rms). White circles: cells where the bias is larger. Line: "
-                "both are equal according to the fits.")),
-        ]  # fmt: skip
+            Picture(
+                "exponents",
+                exponents_figure(result, steps, words),
+                (
+                    "Exponents over all cells with 95 % intervals (fit ranges for the bias). "
+                    "Dashed: theory."
+                ),
+            ),
+            Picture(
+                "curves",
+                curves_figure(result, steps[-1], words),
+                (
+                    f"Errors at step {steps[-1]} against depth: bias, and fluctuation at every H; "
+                    "bands are the middle half of the seeds, lines the fits over their window."
+                ),
+            ),
+            Picture(
+                "collapse",
+                collapse_figure(result, steps, words),
+                (
+                    "All cells against L H, scaled to the value that the first step's "
+                    "fluctuation has "
+                    "at L H = 1: where the fluctuation depends on L H alone and falls like its "
+                    "square root, points of one step lie on one horizontal line."
+                ),
+            ),
+            Picture(
+                "crossover",
+                crossover_figure(result, steps, words),
+                (
+                    "Fluctuation over bias (rms). White circles: cells where the bias is larger. "
+                    "Line: "
+                    "both are equal according to the fits."
+                ),
+            ),
+        ]
         return self.finding(
             sentence(result, steps),
             measured=measured(result, (steps[0], steps[-1])),
@@ -146,11 +179,13 @@ def sentence(result: SweepResult, steps) -> str:
         parts.append(f"{NAMES[variable]} {text}")
     held = {
         value: [
-            f"{v} {n}" for v in VARIABLES for n in NORMS
+            f"{v} {n}"
+            for v in VARIABLES
+            for n in NORMS
             if (f := find_fit(result, last, v, "fluctuation", "L", n)) and f.contains(value)
         ]
         for value in (-0.5, -1 / 3)
-    }  # fmt: skip
+    }
     if not parts:
         return "No exponent of the fluctuation in L could be fitted: add depths or seeds."
     probes = {v: find_fit(result, last, v, "fluctuation", "L", where="probe") for v in "xp"}
@@ -173,8 +208,11 @@ def crossover(result: SweepResult, step: int, variable: str) -> dict | None:
         return None
     cells = cells_of(result.rows, step, variable)["fluctuation"]
     in_depth, in_heads = (fit.exponent for fit in slopes)
-    logs = [math.log(rms(e)) - in_depth * math.log(depth) - in_heads * math.log(heads)
-            for (depth, heads), e in cells.items() if rms(e) > 0]  # fmt: skip
+    logs = [
+        math.log(rms(e)) - in_depth * math.log(depth) - in_heads * math.log(heads)
+        for (depth, heads), e in cells.items()
+        if rms(e) > 0
+    ]
     # bias L^b = c L^l H^h
     scale = (math.log(bias.constant) - np.mean(logs)) / in_heads
     power = (bias.exponent - in_depth) / in_heads
@@ -259,8 +297,14 @@ def _guide(axis) -> None:
     ends = np.array([left * 3, left * 100])
     heights = 1.1 * bottom * (ends / ends[0]) ** (1 / 6)
     axis.plot(ends, heights, color="0.4", lw=0.8)
-    axis.annotate("(L H)$^{-1/3}$ would rise so", (ends[1], heights[0]), xytext=(4, 0),
-                  textcoords="offset points", fontsize=SMALL, color="0.35")  # fmt: skip
+    axis.annotate(
+        "(L H)$^{-1/3}$ would rise so",
+        (ends[1], heights[0]),
+        xytext=(4, 0),
+        textcoords="offset points",
+        fontsize=SMALL,
+        color="0.35",
+    )
     axis.set(xlim=(left, right), ylim=(bottom, top))
 
 
@@ -273,16 +317,35 @@ def crossover_figure(result: SweepResult, steps, words: str) -> Figure:
             biases = {depth: rms(e) for (depth, _), e in cells["bias"].items()}
             fluctuation = {cell: rms(e) for cell, e in cells["fluctuation"].items()}
             depths, heads = (sorted(set(column)) for column in zip(*fluctuation, strict=True))
-            ratio = np.array([[fluctuation[d, h] / biases[d] if biases[d] else math.nan
-                               for d in depths] for h in heads])  # fmt: skip
+            ratio = np.array(
+                [
+                    [fluctuation[d, h] / biases[d] if biases[d] else math.nan for d in depths]
+                    for h in heads
+                ]
+            )
             image = axis.pcolormesh(
-                _edges(depths), _edges(heads), np.log10(ratio), cmap="PuOr_r", vmin=-2, vmax=2,
-                edgecolors="white", lw=0.3,
-            )  # fmt: skip
-            smaller = [(d, h) for i, h in enumerate(heads) for j, d in enumerate(depths)
-                       if ratio[i, j] < 1]  # fmt: skip
-            axis.plot([d for d, _ in smaller], [h for _, h in smaller], "o", ms=3, mfc="white",
-                      mec="0.3", mew=0.4, lw=0)  # fmt: skip
+                _edges(depths),
+                _edges(heads),
+                np.log10(ratio),
+                cmap="PuOr_r",
+                vmin=-2,
+                vmax=2,
+                edgecolors="white",
+                lw=0.3,
+            )
+            smaller = [
+                (d, h) for i, h in enumerate(heads) for j, d in enumerate(depths) if ratio[i, j] < 1
+            ]
+            axis.plot(
+                [d for d, _ in smaller],
+                [h for _, h in smaller],
+                "o",
+                ms=3,
+                mfc="white",
+                mec="0.3",
+                mew=0.4,
+                lw=0,
+            )
             axis.set_xscale("log")
             axis.set_yscale("log")
             limits = axis.get_xlim(), axis.get_ylim()

@@ -33,9 +33,15 @@ SEEN = 2.0
 
 
 def measure_redraws(
-    problem: Problem, rule: Rule, depth: int, heads: int, record: Sequence[int],
-    seeds: Sequence[int], root_seed: int = 0, device: object = "cpu",
-) -> dict:  # fmt: skip
+    problem: Problem,
+    rule: Rule,
+    depth: int,
+    heads: int,
+    record: Sequence[int],
+    seeds: Sequence[int],
+    root_seed: int = 0,
+    device: object = "cpu",
+) -> dict:
     """Changes, deviations and mean errors of one (L, H), one redrawn head a seed.
 
     Parameters
@@ -61,14 +67,22 @@ def measure_redraws(
         where it has no mean.
     """
     weights = problem.law.heads.weights.double().cpu()
-    counts = torch.stack([
-        problem.law.draw(heads, depth, draw_generator(root_seed, depth, heads, s), torch.float64)
-        .counts for s in seeds
-    ])  # fmt: skip
-    other, layer, old = redraw(counts, weights, [
-        np.random.default_rng(np.random.SeedSequence((root_seed, depth, heads, s, 1)))
-        for s in seeds
-    ])  # fmt: skip
+    counts = torch.stack(
+        [
+            problem.law.draw(
+                heads, depth, draw_generator(root_seed, depth, heads, s), torch.float64
+            ).counts
+            for s in seeds
+        ]
+    )
+    other, layer, old = redraw(
+        counts,
+        weights,
+        [
+            np.random.default_rng(np.random.SeedSequence((root_seed, depth, heads, s, 1)))
+            for s in seeds
+        ],
+    )
     whole = train_weights(problem, rule, weights.expand(1, depth, -1), record, device)
     found = {(k, v): [] for k in record for v in "xp"}
     alive, theta = [], {k: [] for k in record}
@@ -96,8 +110,10 @@ def measure_redraws(
             row = _state_row(base, changed, mirror, exact)
             rows.append({"step": k, "variable": variable} | row)
         mean, largest = torch.cat(theta[k], dim=1)[:, kept]
-        rows.append({"step": k, "variable": "theta", "change": mean.tolist()}
-                    | {"largest": float(largest.max().sqrt())})  # fmt: skip
+        rows.append(
+            {"step": k, "variable": "theta", "change": mean.tolist()}
+            | {"largest": float(largest.max().sqrt())}
+        )
     return {"rows": rows, "diverged": int((~kept).sum())}
 
 
@@ -213,6 +229,10 @@ def fit_mean(sizes: np.ndarray, squares: Sequence[tuple[float, float]]) -> dict 
     if not np.isfinite(half).all():
         return None
     return {
-        "exponents": best[1:].tolist(), "half": half[1:].tolist(), "constant": math.exp(best[0]),
-        "seen": seen, "cells": len(value), "misfit": misfit,
-    }  # fmt: skip
+        "exponents": best[1:].tolist(),
+        "half": half[1:].tolist(),
+        "constant": math.exp(best[0]),
+        "seen": seen,
+        "cells": len(value),
+        "misfit": misfit,
+    }

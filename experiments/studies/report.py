@@ -113,10 +113,14 @@ def _section(anchor: str, finding: dict) -> str:
         for picture in finding["pictures"]
     )
     measured = [
-        {"quantity": m["what"], "theory": m["theory"], "measured": m["text"],
-         "interval": "95 %" if m["kind"] == Measured.kind else m["kind"]}
+        {
+            "quantity": m["what"],
+            "theory": m["theory"],
+            "measured": m["text"],
+            "interval": "95 %" if m["kind"] == Measured.kind else m["kind"],
+        }
         for m in finding["measured"]
-    ]  # fmt: skip
+    ]
     notes = "".join(f'<p class="note">Note: {_text(note)}</p>' for note in finding["notes"])
     tables = "\n".join(
         f"<details><summary>{_text(table['title'])} ({len(table['rows'])} rows)</summary>"

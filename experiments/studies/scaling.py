@@ -36,8 +36,10 @@ class SymmetricSetting(Setting):
 
     def make_law(self) -> Atoms:
         heads = super().make_law().heads
-        mirrored = (torch.cat([t, sign * t]) for t, sign in
-                    ((heads.q, 1), (heads.k, 1), (heads.v, 1), (heads.o, -1)))  # fmt: skip
+        mirrored = (
+            torch.cat([t, sign * t])
+            for t, sign in ((heads.q, 1), (heads.k, 1), (heads.v, 1), (heads.o, -1))
+        )
         return Atoms(Heads(*mirrored))
 
     def check(self) -> None:
@@ -83,8 +85,12 @@ class Scaling(ClauseStudy):
         alphas = sorted(set(self.values))
         problem = self.setting.make_problem()
         cells = Cells(self.folder / "cells")
-        wanted = [(alpha, depth, heads) for alpha in alphas for depth in self.sizes.depths
-                  for heads in self.sizes.heads]  # fmt: skip
+        wanted = [
+            (alpha, depth, heads)
+            for alpha in alphas
+            for depth in self.sizes.depths
+            for heads in self.sizes.heads
+        ]
         key = (dataclasses.asdict(self.setting), self.sizes.seeds, self.root_seed)
         paths = {w: cells.path("spread-a{:g}-L{}-H{}".format(*w), *w, *key) for w in wanted}
         done = {w: found for w in wanted if (found := cells.read(paths[w], FORM))}
@@ -107,34 +113,67 @@ class Scaling(ClauseStudy):
             if (fit := _fit(fits[a], norm))
         ]
         slopes = [_slope(a, norm, fit, fits[a]) for a, norm, fit in found]
-        words = (f"{2 * self.setting.atoms} atoms in sign-symmetric pairs, d={self.setting.d}, "
-                 f"N={self.setting.tokens}, step 0; {self.sizes.seeds} seeds")  # fmt: skip
+        words = (
+            f"{2 * self.setting.atoms} atoms in sign-symmetric pairs, d={self.setting.d}, "
+            f"N={self.setting.tokens}, step 0; {self.sizes.seeds} seeds"
+        )
         return self.finding(
             sentence(slopes),
             measured=[
-                measured_fit(fits[a], f"slope in L of the spread of x, {norm}, alpha = {a:g}",
-                             f"{0.5 - a:g}", fit)
+                measured_fit(
+                    fits[a],
+                    f"slope in L of the spread of x, {norm}, alpha = {a:g}",
+                    f"{0.5 - a:g}",
+                    fit,
+                )
                 for a, norm, fit in found
             ],
             tables=[
-                Table("slopes", "Slopes of the spread in L",
-                      list(slopes[0]) if slopes else ["alpha"], slopes),
-                Table("spread", "Spread of x over seeds (rms)", ["alpha", "L", "H", "spread"], [
-                    {"alpha": a, "L": depth, "H": heads,
-                     "spread": rms([r["error"] for r in done[a, depth, heads]["rows"]
-                                    if r["norm"] == "rms"])}
-                    for a, depth, heads in wanted
-                ]),
+                Table(
+                    "slopes",
+                    "Slopes of the spread in L",
+                    list(slopes[0]) if slopes else ["alpha"],
+                    slopes,
+                ),
+                Table(
+                    "spread",
+                    "Spread of x over seeds (rms)",
+                    ["alpha", "L", "H", "spread"],
+                    [
+                        {
+                            "alpha": a,
+                            "L": depth,
+                            "H": heads,
+                            "spread": rms(
+                                [
+                                    r["error"]
+                                    for r in done[a, depth, heads]["rows"]
+                                    if r["norm"] == "rms"
+                                ]
+                            ),
+                        }
+                        for a, depth, heads in wanted
+                    ],
+                ),
             ],
-            pictures=[Picture("scaling", figure(rows, fits, slopes, words), (
-                "Left: spread of x over seeds (rms over contexts, tokens and seeds, largest over "
-                "layers) against depth; filled: H = "
-                f"{min(self.sizes.heads)}, open: H = {max(self.sizes.heads)}. Right: its slope "
-                "against alpha with 95 % intervals; line: 1/2 - alpha."))],
+            pictures=[
+                Picture(
+                    "scaling",
+                    figure(rows, fits, slopes, words),
+                    (
+                        "Left: spread of x over seeds (rms over contexts, tokens and seeds, "
+                        "largest over "
+                        "layers) against depth; filled: H = "
+                        f"{min(self.sizes.heads)}, open: H = {max(self.sizes.heads)}. Right: its "
+                        "slope "
+                        "against alpha with 95 % intervals; line: 1/2 - alpha."
+                    ),
+                )
+            ],
             numbers={"fits": {f"{a:g}": fit.as_dict() for a, fit in fits.items()}},
             settings={"alphas": alphas},
             notes=cells.damaged + ([f"{diverged} runs diverged"] if diverged else []),
-        )  # fmt: skip
+        )
 
     def _spread(self, problem: Problem, alpha: float, depth: int, heads: int) -> dict:
         """Deviations from the mean over seeds, as rows of a table of errors."""
@@ -143,10 +182,16 @@ class Scaling(ClauseStudy):
         seeds, states = range(first, first + self.sizes.seeds), []
         for start in range(0, len(seeds), TOGETHER):
             run = train_particles(
-                problem, self.setting.make_rule(), depth, heads, 0,
-                seeds[start : start + TOGETHER], self.root_seed, residual_exponent=alpha,
+                problem,
+                self.setting.make_rule(),
+                depth,
+                heads,
+                0,
+                seeds[start : start + TOGETHER],
+                self.root_seed,
+                residual_exponent=alpha,
                 device=self.device,
-            )  # fmt: skip
+            )
             states.append(run.x[0][~run.diverged])
         x = torch.cat(states)
         count, rows = len(x), []
@@ -171,9 +216,16 @@ def _fit(fits: RateFits, norm: str) -> RateFit | None:
 
 
 def _slope(alpha: float, norm: str, fit: RateFit, fits: RateFits) -> dict:
-    return {"alpha": alpha, "norm": norm, "theory": 0.5 - alpha, "slope": fit.exponent,
-            "low": fit.interval[0], "high": fit.interval[1],
-            **share_columns(fits.share(fit)), "note": fit.note}  # fmt: skip
+    return {
+        "alpha": alpha,
+        "norm": norm,
+        "theory": 0.5 - alpha,
+        "slope": fit.exponent,
+        "low": fit.interval[0],
+        "high": fit.interval[1],
+        **share_columns(fits.share(fit)),
+        "note": fit.note,
+    }
 
 
 def sentence(slopes: list[dict]) -> str:
@@ -201,9 +253,15 @@ def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: s
         colour = colormaps["viridis"](0.9 * i / max(1, len(rows) - 1))
         for heads in {every[0], every[-1]}:
             points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
-            left.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3.5, lw=0.8,
-                      mfc=colour if heads == every[0] else "white",
-                      label=f"α = {alpha:g}" if heads == every[0] else None)  # fmt: skip
+            left.plot(
+                *zip(*points, strict=True),
+                color=colour,
+                marker="o",
+                ms=3.5,
+                lw=0.8,
+                mfc=colour if heads == every[0] else "white",
+                label=f"α = {alpha:g}" if heads == every[0] else None,
+            )
     for heads, face in {every[-1]: "white", every[0]: "0.3"}.items():
         left.plot([], [], color="0.3", marker="o", ms=3.5, lw=0.8, mfc=face, label=f"H={heads:g}")
     log_axes(left, sorted({depth for cells in sizes for depth, _ in cells}))
@@ -217,8 +275,16 @@ def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: s
         error = np.array(
             [[row["slope"] - row["low"], row["high"] - row["slope"]] for row in chosen]
         )
-        right.errorbar([row["alpha"] + 0.008 * (2 * i - 1) for row in chosen], value, error.T,
-                       fmt=MARKERS[i], color=COLOURS[i], ms=3.5, lw=0.8, label=norm)  # fmt: skip
+        right.errorbar(
+            [row["alpha"] + 0.008 * (2 * i - 1) for row in chosen],
+            value,
+            error.T,
+            fmt=MARKERS[i],
+            color=COLOURS[i],
+            ms=3.5,
+            lw=0.8,
+            label=norm,
+        )
     label(right, x="residual exponent α", y="slope of the spread in L")
     legend(right, fontsize=SMALL)
     return out

@@ -95,10 +95,11 @@ def slope_of_x(setting: PointSetting, sizes: Sizes, device: object = "cpu") -> f
     logs = []
     for depth in sizes.depths:
         run, whole = (
-            train_particles(problem, rule, depth, count, step, seeds, sizes.root_seed,
-                            device=device)
+            train_particles(
+                problem, rule, depth, count, step, seeds, sizes.root_seed, device=device
+            )
             for count, seeds in ((heads, sizes.seeds), (None, 1))
-        )  # fmt: skip
+        )
         gap = (run.x[step] - whole.x[step]).square().sum(-1)
         square = float(gap.mean((0, -1, -2)).amax())
         if not 0 < square < math.inf:

@@ -18,14 +18,7 @@ from ..store import Cells, write_cell
 from ..study import Flat, Sizes, StudyError
 from ..sweep import SweepResult
 from .base import ClauseStudy, fit_rows, measured_fit, sweep_notes, told
-from .degenerate import (
-    DEGENERATE,
-    TangentialSetting,
-    collapses,
-    exponent,
-    last_step,
-    turned_shares,
-)
+from .degenerate import DEGENERATE, TangentialSetting, collapses, exponent, last_step, turned_shares
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import rms
 from .search import PointSetting, ascend, random_point, slope_of_x
@@ -130,43 +123,72 @@ class Sharpness(ClauseStudy):
         windows = [row for key, result in afresh.items() for row in window_rows(key, result, step)]
         if not windows:
             raise StudyError("no problem that the search found could be measured afresh")
-        notes = sweep_notes(named | {f"found at lr {lr:g}, {i}": r
-                                     for (lr, i), r in afresh.items()})  # fmt: skip
+        notes = sweep_notes(
+            named | {f"found at lr {lr:g}, {i}": r for (lr, i), r in afresh.items()}
+        )
         tables = [
-            Table("exponents", "The two problems: exponents", columns,
-                  [row for row in rows if row["step"] > 0]),
-            Table("collapse", "Neighbouring eps on one curve against eps sqrt(L H)",
-                  ["problem", "power", "eps", "next", "factor"], collapse),
-            Table("turned", "Double zero: share of layers whose first step the noise turned",
-                  TURNED, [{name: row[name] for name in TURNED} for row in turned]),
-            Table("found", "What the search found, measured afresh: x", list(windows[0]),
-                  windows),
-        ]  # fmt: skip
+            Table(
+                "exponents",
+                "The two problems: exponents",
+                columns,
+                [row for row in rows if row["step"] > 0],
+            ),
+            Table(
+                "collapse",
+                "Neighbouring eps on one curve against eps sqrt(L H)",
+                ["problem", "power", "eps", "next", "factor"],
+                collapse,
+            ),
+            Table(
+                "turned",
+                "Double zero: share of layers whose first step the noise turned",
+                TURNED,
+                [{name: row[name] for name in TURNED} for row in turned],
+            ),
+            Table("found", "What the search found, measured afresh: x", list(windows[0]), windows),
+        ]
         return self.finding(
             sentence(results, collapse, turned, windows, self),
             measured=measured(results, turned, windows),
             tables=[table for table in tables if table.rows],
-            pictures=[Picture("sharpness", figure(results, afresh, windows, step), (
-                "Above: exponents in L at fixed eps of a problem whose gradient is identically "
-                "zero (5 steps) and of one whose gradient touches zero (1 step), with 95 % "
-                "intervals; the problems that the search found, measured afresh: exponents of x "
-                "over windows of three depths (bars: before training; long intervals are cut). "
-                "Below: x of the first two against eps sqrt(L H), scaled by what it falls like "
-                "where that is small; x of the problems found, and "
-                "the two slopes in question."))],
-            numbers={"problems": {name: result.as_dict() for name, result in named.items()},
-                     "found": [{"lr": lr, "rank": i, "point": point}
-                               for (lr, i), point in found.items()]},
+            pictures=[
+                Picture(
+                    "sharpness",
+                    figure(results, afresh, windows, step),
+                    (
+                        "Above: exponents in L at fixed eps of a problem whose gradient is "
+                        "identically "
+                        "zero (5 steps) and of one whose gradient touches zero (1 step), with 95 % "
+                        "intervals; the problems that the search found, measured afresh: "
+                        "exponents of x "
+                        "over windows of three depths (bars: before training; long intervals are "
+                        "cut). "
+                        "Below: x of the first two against eps sqrt(L H), scaled by what it "
+                        "falls like "
+                        "where that is small; x of the problems found, and "
+                        "the two slopes in question."
+                    ),
+                )
+            ],
+            numbers={
+                "problems": {name: result.as_dict() for name, result in named.items()},
+                "found": [
+                    {"lr": lr, "rank": i, "point": point} for (lr, i), point in found.items()
+                ],
+            },
             settings={
-                "eps_values": self.values, "restarts": self.restart_count,
-                "ascents": self.ascent_count, "tries": self.try_count,
+                "eps_values": self.values,
+                "restarts": self.restart_count,
+                "ascents": self.ascent_count,
+                "tries": self.try_count,
                 "searched": dataclasses.asdict(SEARCHED),
                 "afresh": dataclasses.asdict(self._fresh_sizes()),
-                "problems": {name: dataclasses.asdict(setting())
-                             for name, (setting, _) in DEGENERATE.items()},
+                "problems": {
+                    name: dataclasses.asdict(setting()) for name, (setting, _) in DEGENERATE.items()
+                },
             },
             notes=notes + damaged,
-        )  # fmt: skip
+        )
 
     def _turned(self, progress: bool) -> tuple[list[dict], list[str]]:
         """Shares of turned steps at the smallest eps, and the predicted ones; rows of a table."""
@@ -179,12 +201,15 @@ class Sharpness(ClauseStudy):
                 path = cells.path(f"turned-L{depth}-H{heads}", *key)
                 shares = cells.read(path)
                 if shares is None:
-                    shares = turned_shares(setting, depth, heads, self.sizes.seeds, self.root_seed,
-                                           device)  # fmt: skip
+                    shares = turned_shares(
+                        setting, depth, heads, self.sizes.seeds, self.root_seed, device
+                    )
                     write_cell(path, shares)
                 for zero in ("double", "simple"):
-                    rows.append({"L": depth, "H": heads, "zero": zero}
-                                | _compared(shares[zero], shares[f"{zero} predicted"]))  # fmt: skip
+                    rows.append(
+                        {"L": depth, "H": heads, "zero": zero}
+                        | _compared(shares[zero], shares[f"{zero} predicted"])
+                    )
                 bar.update(depth)
         return rows, cells.damaged
 
@@ -237,11 +262,14 @@ class Sharpness(ClauseStudy):
 
     def _afresh(self, found: dict, progress: bool) -> dict[tuple[float, int], SweepResult]:
         studies = [
-            self.study(dataclasses.replace(self.setting, lr=lr, point=tuple(point),
-                                           record=(0, *self.setting.recorded)),
-                       self._fresh_sizes())
+            self.study(
+                dataclasses.replace(
+                    self.setting, lr=lr, point=tuple(point), record=(0, *self.setting.recorded)
+                ),
+                self._fresh_sizes(),
+            )
             for (lr, _), point in found.items()
-        ]  # fmt: skip
+        ]
         return dict(zip(found, self.sweep(studies, progress), strict=True))
 
 
@@ -256,17 +284,28 @@ def window_rows(key: tuple[float, int], result: SweepResult, step: int) -> list[
         depths = sorted(depth for depth, h in cells if h == heads)
         for three in zip(depths, depths[1:], depths[2:], strict=False):
             try:
-                fit, first = (fit_trend(three, [some[d, heads] for d in three], shared_draws=False)
-                              for some in (cells, untrained))  # fmt: skip
+                fit, first = (
+                    fit_trend(three, [some[d, heads] for d in three], shared_draws=False)
+                    for some in (cells, untrained)
+                )
             except ValueError:  # no error, or none that did not diverge
                 continue
-            rows.append({
-                "lr": key[0], "rank": key[1], "H": int(heads), "from L": three[0],
-                "to L": three[-1], "exponent": fit.slope, "low": fit.interval[0],
-                "high": fit.interval[1], "untrained": first.slope,
-                "rms at the first": rms(cells[three[0], heads]),
-                "rms at the last": rms(cells[three[-1], heads]), "against -1/3": verdict(fit),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "lr": key[0],
+                    "rank": key[1],
+                    "H": int(heads),
+                    "from L": three[0],
+                    "to L": three[-1],
+                    "exponent": fit.slope,
+                    "low": fit.interval[0],
+                    "high": fit.interval[1],
+                    "untrained": first.slope,
+                    "rms at the first": rms(cells[three[0], heads]),
+                    "rms at the last": rms(cells[three[-1], heads]),
+                    "against -1/3": verdict(fit),
+                }
+            )
     return rows
 
 
@@ -274,10 +313,11 @@ def _compared(share: list[float], predicted: list[float]) -> dict:
     """Means over seeds of two lists, their correlation, and the first list itself."""
     spread = min(np.std(share), np.std(predicted))
     return {
-        "share": float(np.mean(share)), "predicted": float(np.mean(predicted)),
+        "share": float(np.mean(share)),
+        "predicted": float(np.mean(predicted)),
         "correlation": float(np.corrcoef(share, predicted)[0, 1]) if spread > 0 else None,
         "seeds": share,
-    }  # fmt: skip
+    }
 
 
 def turned_trend(turned: list[dict], zero: str) -> Measured | None:
@@ -286,8 +326,9 @@ def turned_trend(turned: list[dict], zero: str) -> Measured | None:
     theory = {"double": "-1/4", "simple": "-1/2"}[zero]
     try:
         # the trend is that of a root mean square, and a share its own root's square
-        fit = fit_trend([row["L"] for row in rows], [np.sqrt(row["seeds"]) for row in rows],
-                        shared_draws=False)  # fmt: skip
+        fit = fit_trend(
+            [row["L"] for row in rows], [np.sqrt(row["seeds"]) for row in rows], shared_draws=False
+        )
     except ValueError:
         return None
     what = f"share of layers whose first step is turned, at a {zero} zero, in L"
@@ -318,25 +359,24 @@ def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Mea
     found += [trend for zero in ("double", "simple") if (trend := turned_trend(turned, zero))]
     for row in windows:
         if row["rank"] == 0:
-            what = (f"found at lr {row['lr']:g}: x in L, {row['from L']} to {row['to L']}, "
-                    f"H={row['H']}")  # fmt: skip
+            what = (
+                f"found at lr {row['lr']:g}: x in L, {row['from L']} to {row['to L']}, H={row['H']}"
+            )
             found.append(Measured(what, "at most -1/3", row["exponent"], (row["low"], row["high"])))
     return found
 
 
 def sentence(
-    results: dict,
-    collapse: list[dict],
-    turned: list[dict],
-    windows: list[dict],
-    study: Sharpness,
+    results: dict, collapse: list[dict], turned: list[dict], windows: list[dict], study: Sharpness
 ) -> str:
     parts = []
     ends = (max(study.values), min(study.values))
     for name in DEGENERATE:
-        texts = [f"{told(results[name, eps].fits, fit)} at eps {eps:g}"
-                 for eps in dict.fromkeys(ends)
-                 if (fit := exponent(results, name, eps, "x", "L"))]  # fmt: skip
+        texts = [
+            f"{told(results[name, eps].fits, fit)} at eps {eps:g}"
+            for eps in dict.fromkeys(ends)
+            if (fit := exponent(results, name, eps, "x", "L"))
+        ]
         factors = [row["factor"] for row in collapse if row["problem"] == name]
         text = f"{name} {' and '.join(texts) or 'none could be fitted'}"
         if factors:
@@ -345,10 +385,13 @@ def sentence(
     for lr in study.lrs:
         own = [row for row in windows if (row["lr"], row["rank"]) == (lr, 0)]
         parts.append(f"slowest found at lr {lr:g}, {_history(own)}")
-    texts = [f"{zero} {trend}" for zero in ("double", "simple")
-             if (trend := turned_trend(turned, zero))]  # fmt: skip
-    off = max((abs(row["share"] / row["predicted"] - 1) for row in turned if row["predicted"]),
-              default=math.nan)  # fmt: skip
+    texts = [
+        f"{zero} {trend}" for zero in ("double", "simple") if (trend := turned_trend(turned, zero))
+    ]
+    off = max(
+        (abs(row["share"] / row["predicted"] - 1) for row in turned if row["predicted"]),
+        default=math.nan,
+    )
     return (
         f"Exponents of x in L: {'; '.join(parts[:2])}. Exponents in L of the share of layers whose "
         f"first step noise turns: {', '.join(texts) or 'none could be fitted'}; a seed's own noise "
@@ -362,15 +405,21 @@ def _history(rows: list[dict]) -> str:
     """A found problem's exponents over its windows, and where L^-1/3 is exceeded and left."""
     if not rows:
         return "no exponent could be fitted"
-    texts = [f"{Measured('', '', r['exponent'], (r['low'], r['high']))} (untrained "
-             f"{r['untrained']:.2f}) from L H = {r['from L'] * r['H']} to {r['to L'] * r['H']}"
-             for r in rows]  # fmt: skip
-    kinds = {kind: [r for r in rows if r["against -1/3"] == kind]
-             for kind in ("slower", "undecided", "faster")}  # fmt: skip
+    texts = [
+        f"{Measured('', '', r['exponent'], (r['low'], r['high']))} (untrained "
+        f"{r['untrained']:.2f}) from L H = {r['from L'] * r['H']} to {r['to L'] * r['H']}"
+        for r in rows
+    ]
+    kinds = {
+        kind: [r for r in rows if r["against -1/3"] == kind]
+        for kind in ("slower", "undecided", "faster")
+    }
     text = ", ".join(texts)
     first, last = rows[0], rows[-1]
-    text += (f"; it fluctuates by {first['rms at the first']:.2g} at the first and "
-             f"{last['rms at the last']:.2g} at the last size")  # fmt: skip
+    text += (
+        f"; it fluctuates by {first['rms at the first']:.2g} at the first and "
+        f"{last['rms at the last']:.2g} at the last size"
+    )
     counts = ", ".join(f"{kind} in {len(some)}" for kind, some in kinds.items() if some)
     text += f" (against -1/3: {counts} of {len(rows)} windows"
     deepest: dict[int, int] = {}

@@ -30,15 +30,26 @@ def _exponents(axis: Axes, results: dict, name: str) -> None:
     _guides(axis, (-0.5, -1 / 3, DEGENERATE[name][1]))
     values = [eps for n, eps in results if n == name]
     for i, variable in enumerate(("x", "p", "theta")):
-        fits = [(eps * 1.3 ** (i - 1), fit) for eps in values
-                if (fit := exponent(results, name, eps, variable, "L"))]  # fmt: skip
+        fits = [
+            (eps * 1.3 ** (i - 1), fit)
+            for eps in values
+            if (fit := exponent(results, name, eps, variable, "L"))
+        ]
         if not fits:
             continue
         value = np.array([fit.exponent for _, fit in fits])
         ends = np.array([fit.interval for _, fit in fits])
         style = look(i)
-        axis.errorbar([eps for eps, _ in fits], value, np.abs(ends.T - value), ms=3, lw=0.8,
-                      fmt=style["marker"], color=style["color"], label=NAMES[variable])  # fmt: skip
+        axis.errorbar(
+            [eps for eps, _ in fits],
+            value,
+            np.abs(ends.T - value),
+            ms=3,
+            lw=0.8,
+            fmt=style["marker"],
+            color=style["color"],
+            label=NAMES[variable],
+        )
     axis.set_xscale("log")
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.35 * (high - low))
@@ -50,8 +61,15 @@ def _guides(axis: Axes, values: Sequence[float]) -> None:
     names = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4", 0.0: "0"}
     for value in values:
         axis.axhline(value, color="0.6", lw=0.8, ls="--")
-        axis.annotate(names[value], (1.01, value), xycoords=("axes fraction", "data"),
-                      fontsize=SMALL, color="0.35", ha="left", va="center")  # fmt: skip
+        axis.annotate(
+            names[value],
+            (1.01, value),
+            xycoords=("axes fraction", "data"),
+            fontsize=SMALL,
+            color="0.35",
+            ha="left",
+            va="center",
+        )
 
 
 def _collapse(axis: Axes, results: dict, name: str) -> None:
@@ -60,8 +78,13 @@ def _collapse(axis: Axes, results: dict, name: str) -> None:
     for i, eps in enumerate(values):
         # in the order of eps, which may be more than there are colours to tell apart
         colour = colormaps["viridis"](0.9 * i / max(1, len(values) - 1))
-        axis.plot(*scaled_curve(results[name, eps], eps, power), **look(i) | {"color": colour},
-                  ms=3, lw=0.8, label=f"eps {eps:g}")  # fmt: skip
+        axis.plot(
+            *scaled_curve(results[name, eps], eps, power),
+            **look(i) | {"color": colour},
+            ms=3,
+            lw=0.8,
+            label=f"eps {eps:g}",
+        )
     axis.set(xscale="log", yscale="log")
     low, high = axis.get_ylim()
     axis.set_ylim(low / (high / low) ** 0.45, high)
@@ -82,8 +105,15 @@ def _windows(axis: Axes, windows: list[dict]) -> None:
         style = look(i)
         axis.plot(middle, value, **style, ms=3, lw=0, label=f"lr {key[0]:g}, {_ordinal(key[1])}")
         axis.vlines(middle, *ends.T, color=style["color"], lw=0.8)
-        axis.plot(middle, [r["untrained"] for r in own], color=style["color"], marker="_", ms=6,
-                  mew=1.2, lw=0)  # fmt: skip
+        axis.plot(
+            middle,
+            [r["untrained"] for r in own],
+            color=style["color"],
+            marker="_",
+            ms=6,
+            mew=1.2,
+            lw=0,
+        )
     axis.set_xscale("log")
     axis.set_ylim(low, high + 0.45 * (high - low))
     legend(axis, loc="upper right")

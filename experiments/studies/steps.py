@@ -74,29 +74,46 @@ class Steps(ClauseStudy):
         return self.finding(
             sentence(table, steps),
             measured=[
-                Measured(f"growth of the {r['term']}'s constant, {r['variable']}, {r['norm']}, "
-                         + ("power of k" if r["scale"] == "log" else "rate per step"),
-                         "not known", r["slope"],
-                         None if r["low"] is None else (r["low"], r["high"]),
-                         Measured.kind if r["low"] is not None else "no randomness")
-                for r in table if r["norm"] == "rms"
+                Measured(
+                    f"growth of the {r['term']}'s constant, {r['variable']}, {r['norm']}, "
+                    + ("power of k" if r["scale"] == "log" else "rate per step"),
+                    "not known",
+                    r["slope"],
+                    None if r["low"] is None else (r["low"], r["high"]),
+                    Measured.kind if r["low"] is not None else "no randomness",
+                )
+                for r in table
+                if r["norm"] == "rms"
             ],
             tables=[
-                Table("growth", f"Growth of the constants over steps {steps[0]}..{steps[-1]}",
-                      list(table[0]), table),
+                Table(
+                    "growth",
+                    f"Growth of the constants over steps {steps[0]}..{steps[-1]}",
+                    list(table[0]),
+                    table,
+                ),
                 Table("exponents", "Exponents at every step", columns[1:], rows),
             ],
             pictures=[
-                Picture("growth", growth_figure(result, self.setting.recorded, trends, words), (
-                    "Constants against the training step: every cell (thin), their mean (points), "
-                    "the fitted power (full) and exponential (dashed); below, the loss of the "
-                    "limit.")),
-                Picture("exponents", exponents_figure(result, self.setting.recorded, words), (
-                    "Exponents in L at every step, 95 % intervals (fit ranges for the bias).")),
+                Picture(
+                    "growth",
+                    growth_figure(result, self.setting.recorded, trends, words),
+                    (
+                        "Constants against the training step: every cell (thin), their mean "
+                        "(points), "
+                        "the fitted power (full) and exponential (dashed); below, the loss of the "
+                        "limit."
+                    ),
+                ),
+                Picture(
+                    "exponents",
+                    exponents_figure(result, self.setting.recorded, words),
+                    ("Exponents in L at every step, 95 % intervals (fit ranges for the bias)."),
+                ),
             ],
             numbers={"rates": result.as_dict()},
             notes=sweep_notes({"": result}) + refusals(result, "L", "xp"),
-        )  # fmt: skip
+        )
 
 
 def constants_of(result: SweepResult, steps, variable: str, term: str, norm: str) -> np.ndarray:
@@ -136,13 +153,17 @@ def _row(variable, term, norm, scale, trend, steps, constants) -> dict:
     mean = np.array([rms(constants[:, i].ravel()) for i in range(len(steps))])
     misfit = np.log(mean / _predict(trend, scale, steps))
     return {
-        "variable": variable, "term": term, "norm": norm, "scale": scale,
+        "variable": variable,
+        "term": term,
+        "norm": norm,
+        "scale": scale,
         "slope": trend.slope if random else trend[0],
         "low": trend.interval[0] if random else None,
         "high": trend.interval[1] if random else None,
         "misfit": float(np.sqrt(np.mean(misfit**2))),
-        "first constant": float(mean[0]), "last constant": float(mean[-1]),
-    }  # fmt: skip
+        "first constant": float(mean[0]),
+        "last constant": float(mean[-1]),
+    }
 
 
 def sentence(table: list[dict], steps) -> str:
@@ -150,8 +171,7 @@ def sentence(table: list[dict], steps) -> str:
     for variable in "xp":
         for term in ("fluctuation", "bias"):
             key = (variable, term, "rms")
-            rows = {r["scale"]: r for r in table
-                    if (r["variable"], r["term"], r["norm"]) == key}  # fmt: skip
+            rows = {r["scale"]: r for r in table if (r["variable"], r["term"], r["norm"]) == key}
             better, worse = sorted(rows.values(), key=lambda r: r["misfit"])
             factor = better["last constant"] / better["first constant"]
             parts.append(
@@ -187,8 +207,9 @@ def growth_figure(result: SweepResult, recorded, trends, words: str) -> Figure:
                 axis.plot(recorded, mean, **style, ms=3, lw=0, label=norm)
                 for scale, line in (("log", "-"), ("linear", "--")):
                     trend = trends[variable, term, norm, scale]
-                    axis.plot(fine, _predict(trend, scale, fine), color=style["color"], ls=line,
-                              lw=0.8)  # fmt: skip
+                    axis.plot(
+                        fine, _predict(trend, scale, fine), color=style["color"], ls=line, lw=0.8
+                    )
             axis.set_yscale("log")
             unit = "√(L H) × fluctuation" if term == "fluctuation" else "L × bias"
             label(

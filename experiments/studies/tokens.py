@@ -47,8 +47,9 @@ class Tokens(FamilyStudy):
 
     NAME: ClassVar[str] = "tokens"
     VARIED: ClassVar[dict[str, str]] = {
-        "tokens": "Use --token-counts.", "causal": "It runs with and without mask."
-    }  # fmt: skip
+        "tokens": "Use --token-counts.",
+        "causal": "It runs with and without mask.",
+    }
     TITLE: ClassVar[str] = "Constants against the number of tokens"
     THEORY: ClassVar[str] = (
         "Without mask the limit is a McKean-Vlasov equation over tokens and the bounds do not "
@@ -80,32 +81,51 @@ class Tokens(FamilyStudy):
         results = {mask: [found[mask, f"N={count}"] for count in self.counts] for mask in MASKS}
         steps = self.setting.recorded
         table = [
-            trend_row({"mask": mask, "step": step, "variable": v, "term": term, "norm": norm},
-                      self.counts, errors, size_trend(self.counts, errors))
-            for mask in MASKS for step in steps for v in VARIABLES for term in TERMS
+            trend_row(
+                {"mask": mask, "step": step, "variable": v, "term": term, "norm": norm},
+                self.counts,
+                errors,
+                size_trend(self.counts, errors),
+            )
+            for mask in MASKS
+            for step in steps
+            for v in VARIABLES
+            for term in TERMS
             for norm in NORMS
             for errors in [problem_errors(results[mask], step, v, term, norm)]
-        ]  # fmt: skip
+        ]
         words = self.words(f"N={self.setting.tokens}, ", ", no mask", ", causal")
         words += f", |x_i|={self.setting.radius:g}"
         return self.finding(
             sentence(table, steps[-1]),
             measured=[
-                Measured(f"slope in N, {r['mask']}, {r['term']} of {r['variable']}, {r['norm']}, "
-                         f"step {r['step']}",
-                         "no growth" if r["mask"] == "no mask" else "not claimed",
-                         r["slope"], (r["low"], r["high"]))
+                Measured(
+                    f"slope in N, {r['mask']}, {r['term']} of {r['variable']}, {r['norm']}, "
+                    f"step {r['step']}",
+                    "no growth" if r["mask"] == "no mask" else "not claimed",
+                    r["slope"],
+                    (r["low"], r["high"]),
+                )
                 for r in table
                 if r["step"] == steps[-1] and r["slope"] is not None and r["term"] != "total"
             ],
             tables=[Table("tokens", "Slope of log(error) in log(N)", list(table[0]), table)],
-            pictures=[Picture("tokens", figure(results, self.counts, steps[-1], words, table), (
-                f"Errors at step {steps[-1]} against the number of tokens: every problem (thin), "
-                "their geometric mean (points); mean slopes over problems with 95 % intervals."))],
+            pictures=[
+                Picture(
+                    "tokens",
+                    figure(results, self.counts, steps[-1], words, table),
+                    (
+                        f"Errors at step {steps[-1]} against the number of tokens: every problem "
+                        "(thin), "
+                        "their geometric mean (points); mean slopes over problems with 95 % "
+                        "intervals."
+                    ),
+                )
+            ],
             numbers={"slopes": table},
             settings={"token_counts": self.counts, "problems": self.problem_count},
             notes=self.notes(found, steps[-1]),
-        )  # fmt: skip
+        )
 
 
 def _row(table: list[dict], **criteria) -> dict:
@@ -123,10 +143,18 @@ def sentence(table: list[dict], step: int) -> str:
             if row["slope"] is not None:
                 value = Measured("", "", row["slope"], (row["low"], row["high"]))
                 parts.append(f"{value} ({mask}, {variable}, {norm})")
-    free = [row for row in table if row["mask"] == "no mask" and row["step"] == step
-            and row["term"] != "total" and row["slope"] is not None]  # fmt: skip
-    rising, falling = (sum(test(row) for row in free) for test in (
-        lambda row: row["low"] > 0, lambda row: row["high"] < 0))  # fmt: skip
+    free = [
+        row
+        for row in table
+        if row["mask"] == "no mask"
+        and row["step"] == step
+        and row["term"] != "total"
+        and row["slope"] is not None
+    ]
+    rising, falling = (
+        sum(test(row) for row in free)
+        for test in (lambda row: row["low"] > 0, lambda row: row["high"] < 0)
+    )
     return (
         f"After {counted_steps(step)} the fluctuation goes with N like N to the power "
         f"{'; '.join(parts)}. Without mask {rising} of {len(free)} slopes (fluctuation and bias, "
@@ -134,13 +162,16 @@ def sentence(table: list[dict], step: int) -> str:
     )
 
 
-def figure(results: dict[str, list[list[SweepResult]]], counts, step: int, words: str,
-           table: list[dict]) -> Figure:  # fmt: skip
+def figure(
+    results: dict[str, list[list[SweepResult]]], counts, step: int, words: str, table: list[dict]
+) -> Figure:
     out, axes = page(2, 2, 2.7, words)
-    looks = {("fluctuation", "no mask"): (COLOURS[0], "o", "-"),
-             ("fluctuation", "causal"): (COLOURS[5], "s", "-"),
-             ("bias", "no mask"): (COLOURS[4], "^", "--"),
-             ("bias", "causal"): (COLOURS[1], "D", "--")}  # fmt: skip
+    looks = {
+        ("fluctuation", "no mask"): (COLOURS[0], "o", "-"),
+        ("fluctuation", "causal"): (COLOURS[5], "s", "-"),
+        ("bias", "no mask"): (COLOURS[4], "^", "--"),
+        ("bias", "causal"): (COLOURS[1], "D", "--"),
+    }
     for row, variable in zip(axes, VARIABLES, strict=True):
         for axis, norm in zip(row, NORMS, strict=True):
             for (term, mask), (colour, marker, line) in looks.items():
@@ -150,8 +181,16 @@ def figure(results: dict[str, list[list[SweepResult]]], counts, step: int, words
                 if fit["slope"] is not None:
                     name += f": {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
                 axis.plot(counts, errors, color=colour, lw=0.4, alpha=0.4)
-                axis.plot(counts, [typical(e) for e in errors], color=colour, marker=marker, ms=3.5,
-                          lw=1.2, ls=line, label=name)  # fmt: skip
+                axis.plot(
+                    counts,
+                    [typical(e) for e in errors],
+                    color=colour,
+                    marker=marker,
+                    ms=3.5,
+                    lw=1.2,
+                    ls=line,
+                    label=name,
+                )
             log_axes(axis, list(counts))
             label(axis, y=f"{norm} error of {variable}", title=f"{NAMES[variable]}, {norm}")
             legend_below(axis)

@@ -29,9 +29,11 @@ VARIABLES = ("x", "p")
 SETS = ("training", "random", "worst of the mean", "mean of the worst")
 # What a cell holds, for reading it back.
 FORM = {
-    "rows": CELL["rows"], "floor": dict.fromkeys(VARIABLES, NUMBER), "diverged": int,
+    "rows": CELL["rows"],
+    "floor": dict.fromkeys(VARIABLES, NUMBER),
+    "diverged": int,
     "ascent": [{"set": str, "gain": NUMBER, "gain of the last quarter": NUMBER}],
-}  # fmt: skip
+}
 # Ascent whose last quarter of iterations still raises the error by more has not ended: then what it
 # found depends on the effort, whose part in an exponent no interval knows.
 ENDED, NOT_ENDED = 1.05, "ascent has not ended"
@@ -99,10 +101,19 @@ class Uniform(ClauseStudy):
 
     def find(self, progress: bool = True) -> Finding:
         cells = Cells(self.folder / "cells")
-        wanted = [(depth, heads) for depth in self.sizes.depths
-                  for heads in (None, *self.sizes.heads)]  # fmt: skip
-        key = (dataclasses.asdict(self.setting), self.tol, self.sizes.seeds, self.root_seed,
-               self.radius, self.random_contexts, self.starts, self.ascents)  # fmt: skip
+        wanted = [
+            (depth, heads) for depth in self.sizes.depths for heads in (None, *self.sizes.heads)
+        ]
+        key = (
+            dataclasses.asdict(self.setting),
+            self.tol,
+            self.sizes.seeds,
+            self.root_seed,
+            self.radius,
+            self.random_contexts,
+            self.starts,
+            self.ascents,
+        )
         paths = {w: cells.path(f"uniform-L{w[0]}-H{w[1]}", *w, *key) for w in wanted}
         done = {w: found for w in wanted if (found := cells.read(paths[w], FORM))}
         cost = {w: (w[0] + 64) * (1 if w[1] is None else self.sizes.seeds) for w in wanted}
@@ -129,24 +140,48 @@ class Uniform(ClauseStudy):
             sentence(fits, gaps, self.sizes.heads, gains),
             measured=_measured(fits, gaps, self.sizes.heads),
             tables=[
-                Table("exponents", "Exponents in L of the error (largest over layers and tokens)",
-                      list(table[0]) if table else ["set"], table),
-                Table("differences", "Exponent in L minus that on random contexts, draws paired",
-                      list(gaps[0]) if gaps else ["set"], gaps),
-                Table("ascent", "What ascent gained over the worst random context",
-                      list(gains[0]), gains),
+                Table(
+                    "exponents",
+                    "Exponents in L of the error (largest over layers and tokens)",
+                    list(table[0]) if table else ["set"],
+                    table,
+                ),
+                Table(
+                    "differences",
+                    "Exponent in L minus that on random contexts, draws paired",
+                    list(gaps[0]) if gaps else ["set"],
+                    gaps,
+                ),
+                Table(
+                    "ascent",
+                    "What ascent gained over the worst random context",
+                    list(gains[0]),
+                    gains,
+                ),
             ],
-            pictures=[Picture("uniform", figure(rows, fits, self.sizes.heads, words), (
-                "Error of x and p, largest over layers and tokens, on four kinds of initial "
-                "conditions; crosses and stars: bias (whole law) on training contexts and at its "
-                "worst. Right: exponents with 95 % intervals (fit ranges for the bias)."))],
+            pictures=[
+                Picture(
+                    "uniform",
+                    figure(rows, fits, self.sizes.heads, words),
+                    (
+                        "Error of x and p, largest over layers and tokens, on four kinds of "
+                        "initial "
+                        "conditions; crosses and stars: bias (whole law) on training contexts "
+                        "and at its "
+                        "worst. Right: exponents with 95 % intervals (fit ranges for the bias)."
+                    ),
+                )
+            ],
             numbers={"fits": fits.as_dict(), "ascent": gains},
             settings={"iterations": self.ascents, "radius": self._radius()},
             notes=cells.damaged
             + ([f"{diverged} runs diverged and are left out"] if diverged else [])
-            + [f"{r['variable']} {r['set']} {r['term']} at {r['at']}: no fit, {r['reason']}"
-               for r in fits.refused if r["in"] == "L"],
-        )  # fmt: skip
+            + [
+                f"{r['variable']} {r['set']} {r['term']} at {r['at']}: no fit, {r['reason']}"
+                for r in fits.refused
+                if r["in"] == "L"
+            ],
+        )
 
     def _radius(self) -> float:
         if self.radius is not None:
@@ -155,8 +190,15 @@ class Uniform(ClauseStudy):
 
     def _limit(self) -> LimitRun:
         setting = self.setting
-        limit = solve_limit(setting.make_problem(), setting.make_rule(), setting.steps, self.tol,
-                            setting.recorded, self.device, **setting.quadrature())  # fmt: skip
+        limit = solve_limit(
+            setting.make_problem(),
+            setting.make_rule(),
+            setting.steps,
+            self.tol,
+            setting.recorded,
+            self.device,
+            **setting.quadrature(),
+        )
         if limit.status == "diverged":
             raise StudyError(f"the limit of this study cannot be compared with: {limit.message}")
         return limit
@@ -166,13 +208,25 @@ class Uniform(ClauseStudy):
         problem, step = self.setting.make_problem(), self.setting.recorded[0]
         count = 1 if heads is None else self.sizes.seeds
         run = train_particles(
-            problem, self.setting.make_rule(), depth, heads, self.setting.steps, count,
-            self.root_seed, (step,), device=self.device, nodes=limit.nodes,
-        )  # fmt: skip
+            problem,
+            self.setting.make_rule(),
+            depth,
+            heads,
+            self.setting.steps,
+            count,
+            self.root_seed,
+            (step,),
+            device=self.device,
+            nodes=limit.nodes,
+        )
         alive = ~run.diverged
         trained = run.heads[step].map(lambda t: t[alive].contiguous())
-        found = {"rows": [], "ascent": [], "floor": dict.fromkeys(VARIABLES, limit.error),
-                 "diverged": int(run.diverged.sum())}  # fmt: skip
+        found = {
+            "rows": [],
+            "ascent": [],
+            "floor": dict.fromkeys(VARIABLES, limit.error),
+            "diverged": int(run.diverged.sum()),
+        }
         if not len(trained.packed):
             return found
         seeds = [s for s, lives in zip(run.seeds, alive.tolist(), strict=True) if lives]
@@ -190,8 +244,10 @@ class Uniform(ClauseStudy):
             on_training = _error_of(error, variable, problem, problem.targets)
             with torch.no_grad():
                 random = ball()(contexts)
-                square = {"training": on_training(problem.contexts.to(contexts)).mean(1),
-                          "random": random.mean(1)}  # fmt: skip
+                square = {
+                    "training": on_training(problem.contexts.to(contexts)).mean(1),
+                    "random": random.mean(1),
+                }
                 gap = ball().limit(contexts) - ball(of=finer).limit(contexts)[::2]
                 found["floor"][variable] += float(gap.norm(dim=-1).max())
             about = {"variable": variable, "L": depth, "H": "inf" if heads is None else heads}
@@ -271,12 +327,21 @@ def differences(rows: list[dict], floors: dict[str, float], gains: list[dict]) -
         for d in exponent_differences(tables["random"], tables[name], reference_error=floors):
             if d.size == "L":
                 ended = late.get((d.variable, name, d.at), 1.0) <= ENDED
-                found.append({
-                    "variable": d.variable, "set": name, "H": d.at, "exponent": d.second,
-                    "random": d.first, "difference": d.difference, "low": d.interval[0],
-                    "high": d.interval[1], "half-width": d.half_width, "seeds": d.seeds,
-                    "verdict": d.verdict() if ended else NOT_ENDED,
-                })  # fmt: skip
+                found.append(
+                    {
+                        "variable": d.variable,
+                        "set": name,
+                        "H": d.at,
+                        "exponent": d.second,
+                        "random": d.first,
+                        "difference": d.difference,
+                        "low": d.interval[0],
+                        "high": d.interval[1],
+                        "half-width": d.half_width,
+                        "seeds": d.seeds,
+                        "verdict": d.verdict() if ended else NOT_ENDED,
+                    }
+                )
     return found
 
 
@@ -293,10 +358,19 @@ def _gain(name: str, before: torch.Tensor, history: torch.Tensor) -> dict:
 
 
 def _fit_row(fit) -> dict:
-    return {"variable": fit.variable, "set": fit.set, "term": fit.term, "H": fit.at,
-            "exponent": fit.exponent, "low": fit.interval[0], "high": fit.interval[1],
-            "interval": fit.kind, "constant": fit.constant, "seeds": fit.seeds,
-            "note": fit.note}  # fmt: skip
+    return {
+        "variable": fit.variable,
+        "set": fit.set,
+        "term": fit.term,
+        "H": fit.at,
+        "exponent": fit.exponent,
+        "low": fit.interval[0],
+        "high": fit.interval[1],
+        "interval": fit.kind,
+        "constant": fit.constant,
+        "seeds": fit.seeds,
+        "note": fit.note,
+    }
 
 
 def _select(fits: RateFits, variable: str, name: str, term: str, at):
@@ -316,11 +390,15 @@ def _measured(fits: RateFits, gaps: list[dict], heads) -> list[Measured]:
         if (fit := _select(fits, v, name, term, at))
     ]
     return found + [
-        Measured(f"exponent in L, {g['variable']}, {g['set']} minus random, H={g['H']}", "0",
-                 g["difference"], (g["low"], g["high"]),
-                 Measured.kind + (f", {NOT_ENDED}" if g["verdict"] == NOT_ENDED else ""))
+        Measured(
+            f"exponent in L, {g['variable']}, {g['set']} minus random, H={g['H']}",
+            "0",
+            g["difference"],
+            (g["low"], g["high"]),
+            Measured.kind + (f", {NOT_ENDED}" if g["verdict"] == NOT_ENDED else ""),
+        )
         for g in gaps
-    ]  # fmt: skip
+    ]
 
 
 def sentence(fits: RateFits, gaps: list[dict], heads, gains: list[dict]) -> str:
@@ -336,8 +414,10 @@ def sentence(fits: RateFits, gaps: list[dict], heads, gains: list[dict]) -> str:
                 f"{g['set']} {g['difference']:+.2f} +- {g['half-width']:.2f} ({g['verdict']})"
                 for g in own
             ]
-            parts.append(f"{variable}, H={at}: random {Measured.fit('', '', random)}, and from "
-                         f"there {', '.join(texts) or 'no other'}")  # fmt: skip
+            parts.append(
+                f"{variable}, H={at}: random {Measured.fit('', '', random)}, and from "
+                f"there {', '.join(texts) or 'no other'}"
+            )
     raised = []
     for variable in VARIABLES:
         largest, late = (

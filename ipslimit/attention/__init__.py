@@ -137,9 +137,16 @@ def _vjp(x, heads: Heads, cotangent, causal, with_heads, with_outputs=False, kep
         path = _path(flat_x, flat_heads)
         keeping = {"kept": kept} if kept else {}
         dx, dpacked, dweights = path.vjp(
-            flat_x, flat_heads.packed, flat_heads.weights, flat_cotangent,
-            heads.layout, causal, with_heads, with_outputs, **keeping,
-        )  # fmt: skip
+            flat_x,
+            flat_heads.packed,
+            flat_heads.weights,
+            flat_cotangent,
+            heads.layout,
+            causal,
+            with_heads,
+            with_outputs,
+            **keeping,
+        )
         dx = dx.reshape(shape).sum_to_size(x.shape)
         if not with_heads:
             return dx, None

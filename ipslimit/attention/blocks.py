@@ -35,7 +35,7 @@ from .lanes import (
     store,
     store_some,
     sum_lanes,
-)  # fmt: skip
+)
 from .tiles import product, row_product, token_product
 
 # Scratch that one block's sums over tokens may take, and its panel of attention rows.
@@ -106,10 +106,33 @@ def plan(contexts, tokens, d, m, itemsize):
     dbo = dweight + WIDTH
     size = dbo + (d + WIDTH - 1) // WIDTH * WIDTH
     return Plan(
-        x, cotangent, zero, qkv, qkv_bias, o, weighted_qkv, weighted_o, bo, projected, z, dz,
-        dprojected, e, dlogits, row, sums, dqkv, dqkv_bias, do, outputs, dweight, dbo, size, panel,
+        x,
+        cotangent,
+        zero,
+        qkv,
+        qkv_bias,
+        o,
+        weighted_qkv,
+        weighted_o,
+        bo,
+        projected,
+        z,
+        dz,
+        dprojected,
+        e,
+        dlogits,
+        row,
+        sums,
+        dqkv,
+        dqkv_bias,
+        do,
+        outputs,
+        dweight,
+        dbo,
+        size,
+        panel,
         chunk,
-    )  # fmt: skip
+    )
 
 
 @njit(inline="always")
@@ -171,9 +194,13 @@ def load_heads(s, at, packed, weights, head, d, m, biases, transpose):
 def project(s, at, tokens, d, m):
     """q, k, v of every token."""
     token_product(
-        s, (tokens, 3 * m, d), (at.projected, 3 * m * WIDTH), (at.qkv_bias, ZERO, WIDTH),
-        (at.x, d, ONE), (at.qkv, 3 * m * WIDTH, WIDTH),
-    )  # fmt: skip
+        s,
+        (tokens, 3 * m, d),
+        (at.projected, 3 * m * WIDTH),
+        (at.qkv_bias, ZERO, WIDTH),
+        (at.x, d, ONE),
+        (at.qkv, 3 * m * WIDTH, WIDTH),
+    )
 
 
 @njit
@@ -185,9 +212,13 @@ def softmax_rows(s, at, tokens, first, rows, causal, m):
     columns = first + rows if causal else tokens
     wide = 3 * m * WIDTH
     row_product(
-        s, (rows, columns, m), (at.e, tokens * WIDTH), (at.zero, ZERO, ZERO),
-        (at.projected + first * wide, wide, WIDTH), (at.projected + m * WIDTH, WIDTH, wide),
-    )  # fmt: skip
+        s,
+        (rows, columns, m),
+        (at.e, tokens * WIDTH),
+        (at.zero, ZERO, ZERO),
+        (at.projected + first * wide, wide, WIDTH),
+        (at.projected + m * WIDTH, WIDTH, wide),
+    )
     zero, one = constant(s, 0.0), constant(s, 1.0)
     for i in range(rows):
         e = at.e + i * tokens * WIDTH
@@ -211,9 +242,13 @@ def attend(s, at, tokens, first, rows, columns, m):
     """z = a v of some rows."""
     z = at.z + first * m * WIDTH
     product(
-        s, (rows, m, columns), (z, m * WIDTH), (at.zero, ZERO, ZERO),
-        (at.e, tokens * WIDTH, WIDTH), (at.projected + 2 * m * WIDTH, 3 * m * WIDTH, WIDTH),
-    )  # fmt: skip
+        s,
+        (rows, m, columns),
+        (z, m * WIDTH),
+        (at.zero, ZERO, ZERO),
+        (at.e, tokens * WIDTH, WIDTH),
+        (at.projected + 2 * m * WIDTH, 3 * m * WIDTH, WIDTH),
+    )
     for i in range(rows):
         share = load(s, at.row + i * WIDTH)
         for c in range(m):
@@ -230,9 +265,13 @@ def block_field(s, at, sums, tokens, d, m, causal, has_bo):
         columns = softmax_rows(s, at, tokens, first, rows, causal, m)
         attend(s, at, tokens, first, rows, columns, m)
     product(
-        s, (tokens, d, m), (sums, d * WIDTH), (sums, d * WIDTH, WIDTH),
-        (at.z, m * WIDTH, WIDTH), (at.weighted_o, d * WIDTH, WIDTH),
-    )  # fmt: skip
+        s,
+        (tokens, d, m),
+        (sums, d * WIDTH),
+        (sums, d * WIDTH, WIDTH),
+        (at.z, m * WIDTH, WIDTH),
+        (at.weighted_o, d * WIDTH, WIDTH),
+    )
     if has_bo:
         for i in range(tokens):
             for a in range(d):
@@ -248,9 +287,13 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
     dq, dk, dv = at.dprojected, at.dprojected + m * WIDTH, at.dprojected + 2 * m * WIDTH
     project(s, at, tokens, d, m)
     token_product(
-        s, (tokens, m, d), (at.dz, m * WIDTH), (at.zero, ZERO, ZERO),
-        (at.cotangent, d, ONE), (at.o, m * WIDTH, WIDTH),
-    )  # fmt: skip
+        s,
+        (tokens, m, d),
+        (at.dz, m * WIDTH),
+        (at.zero, ZERO, ZERO),
+        (at.cotangent, d, ONE),
+        (at.o, m * WIDTH, WIDTH),
+    )
     fill(s, at.dprojected, 3 * m * tokens, constant(s, 0.0))
     dweight = load(s, at.dweight)
     for first in range(0, tokens, at.panel):
@@ -264,9 +307,13 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
                 cell = dz + (i * m + c) * WIDTH
                 store(s, cell, load(s, cell) * share)
         row_product(
-            s, (rows, columns, m), (at.dlogits, tokens * WIDTH), (at.zero, ZERO, ZERO),
-            (dz, m * WIDTH, WIDTH), (v, WIDTH, wide),
-        )  # fmt: skip
+            s,
+            (rows, columns, m),
+            (at.dlogits, tokens * WIDTH),
+            (at.zero, ZERO, ZERO),
+            (dz, m * WIDTH, WIDTH),
+            (v, WIDTH, wide),
+        )
         for i in range(rows):
             # The mean of these very numbers under the attention, not <dz, z>, which differs by
             # rounding: where all attention is on one token, their difference is exactly zero, and
@@ -282,30 +329,54 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
                 centred = load(s, at.dlogits + cell) - mean
                 store(s, at.dlogits + cell, centred * load(s, at.e + cell))
         product(
-            s, (rows, m, columns), (dq + first * wide, wide), (at.zero, ZERO, ZERO),
-            (at.dlogits, tokens * WIDTH, WIDTH), (k, wide, WIDTH),
-        )  # fmt: skip
+            s,
+            (rows, m, columns),
+            (dq + first * wide, wide),
+            (at.zero, ZERO, ZERO),
+            (at.dlogits, tokens * WIDTH, WIDTH),
+            (k, wide, WIDTH),
+        )
         product(
-            s, (columns, m, rows), (dk, wide), (dk, wide, WIDTH),
-            (at.dlogits, WIDTH, tokens * WIDTH), (q + first * wide, wide, WIDTH),
-        )  # fmt: skip
+            s,
+            (columns, m, rows),
+            (dk, wide),
+            (dk, wide, WIDTH),
+            (at.dlogits, WIDTH, tokens * WIDTH),
+            (q + first * wide, wide, WIDTH),
+        )
         product(
-            s, (columns, m, rows), (dv, wide), (dv, wide, WIDTH),
-            (at.e, WIDTH, tokens * WIDTH), (dz, m * WIDTH, WIDTH),
-        )  # fmt: skip
+            s,
+            (columns, m, rows),
+            (dv, wide),
+            (dv, wide, WIDTH),
+            (at.e, WIDTH, tokens * WIDTH),
+            (dz, m * WIDTH, WIDTH),
+        )
     product(
-        s, (tokens, d, 3 * m), (sums, d * WIDTH), (sums, d * WIDTH, WIDTH),
-        (at.dprojected, wide, WIDTH), (at.weighted_qkv, d * WIDTH, WIDTH),
-    )  # fmt: skip
+        s,
+        (tokens, d, 3 * m),
+        (sums, d * WIDTH),
+        (sums, d * WIDTH, WIDTH),
+        (at.dprojected, wide, WIDTH),
+        (at.weighted_qkv, d * WIDTH, WIDTH),
+    )
     if with_heads:
         token_product(
-            s, (d, 3 * m, tokens), (at.dqkv, wide), (at.dqkv, wide, WIDTH),
-            (at.x, ONE, d), (at.dprojected, wide, WIDTH),
-        )  # fmt: skip
+            s,
+            (d, 3 * m, tokens),
+            (at.dqkv, wide),
+            (at.dqkv, wide, WIDTH),
+            (at.x, ONE, d),
+            (at.dprojected, wide, WIDTH),
+        )
         token_product(
-            s, (d, m, tokens), (at.do, m * WIDTH), (at.do, m * WIDTH, WIDTH),
-            (at.cotangent, ONE, d), (at.z, m * WIDTH, WIDTH),
-        )  # fmt: skip
+            s,
+            (d, m, tokens),
+            (at.do, m * WIDTH),
+            (at.do, m * WIDTH, WIDTH),
+            (at.cotangent, ONE, d),
+            (at.z, m * WIDTH, WIDTH),
+        )
         for c in range(3 * m):
             total = load(s, at.dqkv_bias + c * WIDTH)
             for i in range(tokens):

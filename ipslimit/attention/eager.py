@@ -65,9 +65,16 @@ def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = 
 
 
 def vjp(
-    x, packed, weights, cotangent, layout: Layout, causal, with_heads, with_outputs=False,
+    x,
+    packed,
+    weights,
+    cotangent,
+    layout: Layout,
+    causal,
+    with_heads,
+    with_outputs=False,
     kept: list | None = None,
-):  # fmt: skip
+):
     """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
 
     With outputs, dpacked has m rows more: the attention outputs z, summed over contexts and tokens.

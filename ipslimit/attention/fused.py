@@ -73,9 +73,15 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_heads, with_
         parts[1] = x.new_empty((rows, context_groups, size, heads))
         parts[2] = x.new_empty((rows, context_groups, heads))
     arguments = (
-        _array(x), _array(packed), _array(weights), _array(cotangent), layout.m,
-        bias_rows(layout), causal, with_heads,
-    )  # fmt: skip
+        _array(x),
+        _array(packed),
+        _array(weights),
+        _array(cotangent),
+        layout.m,
+        bias_rows(layout),
+        causal,
+        with_heads,
+    )
     outputs = (*(part.numpy() for part in parts), context_groups)
     shape = (contexts, tokens, d, layout.m)
     tasks = rows * groups * context_groups

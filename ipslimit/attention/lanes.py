@@ -134,9 +134,14 @@ def load_some(typingctx, array, offset, count):
         align = _INDEX(signature.args[0].dtype.bitwidth // 8)
         zero = _constant(vector, 0.0)
         return _call(
-            builder, f"llvm.masked.load.{_suffix(vector)}.p0", vector,
-            pointer, align, _mask(builder, count), zero,
-        )  # fmt: skip
+            builder,
+            f"llvm.masked.load.{_suffix(vector)}.p0",
+            vector,
+            pointer,
+            align,
+            _mask(builder, count),
+            zero,
+        )
 
     return Lanes(array.dtype)(array, types.intp, types.intp), codegen
 
@@ -151,9 +156,14 @@ def store_some(typingctx, array, offset, count, value):
         pointer = builder.bitcast(pointer, value.type.as_pointer())
         align = _INDEX(signature.args[0].dtype.bitwidth // 8)
         _call(
-            builder, f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(),
-            value, pointer, align, _mask(builder, count),
-        )  # fmt: skip
+            builder,
+            f"llvm.masked.store.{_suffix(value.type)}.p0",
+            ir.VoidType(),
+            value,
+            pointer,
+            align,
+            _mask(builder, count),
+        )
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp, value), codegen
@@ -271,22 +281,28 @@ _EXP2 = {
         1.5 * 2.0**23 + 127.0,
         -127.0,
         23,
-        (
-            0.00015453163, 0.0013390863, 0.009618083, 0.05550357, 0.2402265, 0.6931472, 1.0,
-        ),
+        (0.00015453163, 0.0013390863, 0.009618083, 0.05550357, 0.2402265, 0.6931472, 1.0),
     ),
     types.float64: (
         1.5 * 2.0**52 + 1023.0,
         -1023.0,
         52,
         (
-            4.4549605981865186e-10, 7.072585949269223e-09, 1.0178062445845774e-07,
-            1.321544258792169e-06, 1.525273382983612e-05, 0.0001540353044173605,
-            0.0013333558146416936, 0.009618129107606888, 0.0555041086648216,
-            0.24022650695910097, 0.6931471805599453, 1.0,
+            4.4549605981865186e-10,
+            7.072585949269223e-09,
+            1.0178062445845774e-07,
+            1.321544258792169e-06,
+            1.525273382983612e-05,
+            0.0001540353044173605,
+            0.0013333558146416936,
+            0.009618129107606888,
+            0.0555041086648216,
+            0.24022650695910097,
+            0.6931471805599453,
+            1.0,
         ),
     ),
-}  # fmt: skip
+}
 
 
 @intrinsic

@@ -19,7 +19,7 @@ from .blocks import (
     plan,
     store_head_derivatives,
     sum_heads,
-)  # fmt: skip
+)
 from .lanes import WIDTH, constant
 
 
@@ -50,9 +50,23 @@ def group_field(s, at, m, x, packed, weights, out, contexts, blocks, biases, cau
 
 @njit(inline="always")
 def group_vjp(
-    s, at, m, x, packed, weights, cotangent, dx, dpacked, dweights,
-    contexts, blocks, biases, causal, with_heads, add,
-):  # fmt: skip
+    s,
+    at,
+    m,
+    x,
+    packed,
+    weights,
+    cotangent,
+    dx,
+    dpacked,
+    dweights,
+    contexts,
+    blocks,
+    biases,
+    causal,
+    with_heads,
+    add,
+):
     """The transpose of `group_field`: dx set or added to; dpacked (P, H), dweights (H,) set.
 
     dpacked with m rows more takes the heads' attention outputs, summed over contexts and tokens.
@@ -71,9 +85,17 @@ def group_vjp(
                 copy_numbers(s, at.cotangent, cotangent, context * tokens * d, tokens * d)
                 sums = at.sums + (context - chunk) * tokens * d * WIDTH
                 block_vjp(
-                    s, at, sums, tokens, d, m, causal, biases[3] >= 0, with_heads,
+                    s,
+                    at,
+                    sums,
+                    tokens,
+                    d,
+                    m,
+                    causal,
+                    biases[3] >= 0,
+                    with_heads,
                     dpacked.shape[0] > size,
-                )  # fmt: skip
+                )
             if with_heads:
                 again = chunk > contexts[0]
                 store_head_derivatives(s, at, dpacked, dweights, size, head, d, m, biases, again)
@@ -95,16 +117,38 @@ def seed_field(s, at, m, x, packed, weights, out, groups, biases, causal):
     blocks = (packed.shape[1] + WIDTH - 1) // WIDTH
     for j in range(groups[0]):
         group_field(
-            s, at, m, x, packed, weights, out, (0, x.shape[0]), part(j, groups[0], blocks),
-            biases, causal, j > 0,
-        )  # fmt: skip
+            s,
+            at,
+            m,
+            x,
+            packed,
+            weights,
+            out,
+            (0, x.shape[0]),
+            part(j, groups[0], blocks),
+            biases,
+            causal,
+            j > 0,
+        )
 
 
 @njit
 def seed_vjp(
-    s, at, m, x, packed, weights, cotangent, dx, dpacked, dweights, groups, biases, causal,
+    s,
+    at,
+    m,
+    x,
+    packed,
+    weights,
+    cotangent,
+    dx,
+    dpacked,
+    dweights,
+    groups,
+    biases,
+    causal,
     with_heads,
-):  # fmt: skip
+):
     """The whole transpose of one seed."""
     blocks = (packed.shape[1] + WIDTH - 1) // WIDTH
     into, into_weights = dpacked, dweights
@@ -113,10 +157,23 @@ def seed_vjp(
             into, into_weights = np.empty_like(dpacked), np.empty_like(dweights)
         for j in range(groups[0]):
             group_vjp(
-                s, at, m, x, packed, weights, cotangent, dx, into, into_weights,
-                part(i, groups[1], x.shape[0]), part(j, groups[0], blocks), biases, causal,
-                with_heads, j > 0,
-            )  # fmt: skip
+                s,
+                at,
+                m,
+                x,
+                packed,
+                weights,
+                cotangent,
+                dx,
+                into,
+                into_weights,
+                part(i, groups[1], x.shape[0]),
+                part(j, groups[0], blocks),
+                biases,
+                causal,
+                with_heads,
+                j > 0,
+            )
         if i > 0 and with_heads:
             for a in range(into.shape[0]):
                 for h in range(into.shape[1]):
@@ -139,16 +196,39 @@ def field_tasks(s, x, packed, weights, m, biases, causal, partial, context_group
         row, rest = divmod(task, context_groups * groups)
         i, j = divmod(rest, groups)
         group_field(
-            s, at, m, x[row], packed[row], weights[row], partial[row, j],
-            part(i, context_groups, contexts), part(j, groups, blocks), biases, causal, False,
-        )  # fmt: skip
+            s,
+            at,
+            m,
+            x[row],
+            packed[row],
+            weights[row],
+            partial[row, j],
+            part(i, context_groups, contexts),
+            part(j, groups, blocks),
+            biases,
+            causal,
+            False,
+        )
 
 
 @compiled_entry()
 def vjp_tasks(
-    s, x, packed, weights, cotangent, m, biases, causal, with_heads,
-    dx, dpacked, dweights, context_groups, first, last,
-):  # fmt: skip
+    s,
+    x,
+    packed,
+    weights,
+    cotangent,
+    m,
+    biases,
+    causal,
+    with_heads,
+    dx,
+    dpacked,
+    dweights,
+    context_groups,
+    first,
+    last,
+):
     """As `field_tasks`; dx (R, head groups, B, N, d), dpacked (R, context groups, rows, H)."""
     groups = dx.shape[1]
     contexts, tokens, d = x.shape[1:]
@@ -162,11 +242,23 @@ def vjp_tasks(
         else:
             i_out, row_out = i, row
         group_vjp(
-            s, at, m, x[row], packed[row], weights[row], cotangent[row],
-            dx[row, j], dpacked[row_out, i_out], dweights[row_out, i_out],
-            part(i, context_groups, contexts), part(j, groups, blocks), biases, causal, with_heads,
+            s,
+            at,
+            m,
+            x[row],
+            packed[row],
+            weights[row],
+            cotangent[row],
+            dx[row, j],
+            dpacked[row_out, i_out],
+            dweights[row_out, i_out],
+            part(i, context_groups, contexts),
+            part(j, groups, blocks),
+            biases,
+            causal,
+            with_heads,
             False,
-        )  # fmt: skip
+        )
 
 
 @compiled_entry()

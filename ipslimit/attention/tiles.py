@@ -59,8 +59,18 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
     number, pointer = ir.IntType(64), element.as_pointer()
     vector = ir.VectorType(element, LANES)
     arguments = [
-        number, pointer, number, pointer, number, number, pointer, number, number, pointer, number,
-    ]  # fmt: skip
+        number,
+        pointer,
+        number,
+        pointer,
+        number,
+        number,
+        pointer,
+        number,
+        number,
+        pointer,
+        number,
+    ]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     # every compiled entry keeps its own copy: shared by name, an older entry in the cache could
     # lend its tiles to a newer one
@@ -68,9 +78,18 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
     (
-        inner, out, out_row, start, start_row, start_column, left, left_row, left_inner,
-        right, right_stride,
-    ) = function.args  # fmt: skip
+        inner,
+        out,
+        out_row,
+        start,
+        start_row,
+        start_column,
+        left,
+        left_row,
+        left_inner,
+        right,
+        right_stride,
+    ) = function.args
     builder = ir.IRBuilder(function.append_basic_block())
 
     def address(base, *terms):

@@ -90,9 +90,12 @@ class Sweep:
         for r in range(self.depth - 1, -1, -1):
             cotangent = p[(r + 1) % slots]
             dx, dheads, *outputs = self._vjp(
-                x[r], self.heads[r], cotangent,
-                with_heads=training is not None, with_outputs=with_outputs,
-            )  # fmt: skip
+                x[r],
+                self.heads[r],
+                cotangent,
+                with_heads=training is not None,
+                with_outputs=with_outputs,
+            )
             if training is not None:
                 training.alive &= self._finite(cotangent)
                 self._update(r, training, x[r], dheads, *outputs)
@@ -115,9 +118,13 @@ class Sweep:
         torch.add(base, branch, alpha=self.scale, out=out)
 
     def _update(
-        self, r: int, training: Training, x: torch.Tensor, dheads: Heads,
+        self,
+        r: int,
+        training: Training,
+        x: torch.Tensor,
+        dheads: Heads,
         outputs: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         gradient = dheads.with_packed(dheads.packed * training.per_token)
         means = () if outputs is None else (input_means(x, outputs, training.per_token),)
         layer = self.heads[r]
@@ -139,9 +146,15 @@ def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
 
 
 def make_sweep(
-    heads: Heads, causal: bool, scale: float, cost: dict[str, int], rule: Rule, contexts: int,
-    tokens: int, group=None,
-) -> Sweep:  # fmt: skip
+    heads: Heads,
+    causal: bool,
+    scale: float,
+    cost: dict[str, int],
+    rule: Rule,
+    contexts: int,
+    tokens: int,
+    group=None,
+) -> Sweep:
     """The sweep for these sizes (heads per layer, contexts and tokens) and this rule.
 
     With a process group, `heads` are those of this process.

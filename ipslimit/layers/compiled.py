@@ -43,9 +43,14 @@ class CompiledSweep(Sweep):
             step, names = self._rule(training)
             alive = training.alive.numpy()
         outputs = (
-            groups, x.numpy(), training is not None, step, self._states(training, names), alive,
+            groups,
+            x.numpy(),
+            training is not None,
+            step,
+            self._states(training, names),
+            alive,
             p.numpy(),
-        )  # fmt: skip
+        )
         self._run(loops.backward_rows, (*self._heads(x), dtype.type(self.scale)), outputs, x, 3.0)
 
     def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
@@ -64,9 +69,16 @@ class CompiledSweep(Sweep):
             outputs = x.new_empty(self.seeds, dheads.count, 0)
         g, outputs = dheads.packed.contiguous().numpy(), outputs.mT.contiguous().numpy()
         update_rows(
-            step, dheads.m, fused.bias_rows(dheads.layout), self.heads.packed[r].numpy(), g,
-            x.numpy(), outputs, states, training.alive.numpy(),
-        )  # fmt: skip
+            step,
+            dheads.m,
+            fused.bias_rows(dheads.layout),
+            self.heads.packed[r].numpy(),
+            g,
+            x.numpy(),
+            outputs,
+            states,
+            training.alive.numpy(),
+        )
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""

@@ -57,9 +57,23 @@ def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first,
 
 @compiled_entry(compiled.__file__)
 def backward_rows(
-    s, packed, weights, m, biases, causal, scale, groups, x, training, step, states, alive, p,
-    first, last,
-):  # fmt: skip
+    s,
+    packed,
+    weights,
+    m,
+    biases,
+    causal,
+    scale,
+    groups,
+    x,
+    training,
+    step,
+    states,
+    alive,
+    p,
+    first,
+    last,
+):
     """Fill p from its last entry and, in training, update every layer as soon as it is passed.
 
     p is (L+1, R, B, N, d), or (2, R, B, N, d) used in turns, with p_r in p[r % 2]. A seed that is
@@ -78,19 +92,38 @@ def backward_rows(
         for r in range(layers - 1, -1, -1):
             cotangent, out = p[(r + 1) % slots, row], p[r % slots, row]
             seed_vjp(
-                s, at, m, x[r, row], packed[r, row], weights[r, row], cotangent, out,
-                sums, dweights, groups, biases, causal, training,
-            )  # fmt: skip
+                s,
+                at,
+                m,
+                x[r, row],
+                packed[r, row],
+                weights[r, row],
+                cotangent,
+                out,
+                sums,
+                dweights,
+                groups,
+                biases,
+                causal,
+                training,
+            )
             if training and alive[row]:
                 alive[row] = is_finite(cotangent)
                 if alive[row]:
                     if with_means:
                         input_means(x[r, row], outputs, step[1][0], means)
                     update(
-                        step, m, biases, packed[r, row], dpacked, means,
+                        step,
+                        m,
+                        biases,
+                        packed[r, row],
+                        dpacked,
+                        means,
                         (
-                            first_moment[r, row], second_moment[r, row], centre[r, row],
+                            first_moment[r, row],
+                            second_moment[r, row],
+                            centre[r, row],
                             skipped[r, row],
                         ),
-                    )  # fmt: skip
+                    )
             add_scaled(out, cotangent, scale)

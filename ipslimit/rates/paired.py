@@ -91,9 +91,15 @@ def equivalence(interval, margin=MARGIN):
 
 
 def exponent_differences(
-    first, second, *, reference_error=None, correction=CORRECTION, bootstrap=BOOTSTRAP, level=0.95,
+    first,
+    second,
+    *,
+    reference_error=None,
+    correction=CORRECTION,
+    bootstrap=BOOTSTRAP,
+    level=0.95,
     seed=0,
-):  # fmt: skip
+):
     """Every exponent over seeds that two tables have, in the second minus in the first.
 
     Parameters

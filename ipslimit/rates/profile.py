@@ -62,8 +62,10 @@ def gather(cells, start, correction, quadrature):
     y = 2 * np.array([c.log_error for c in cells]) + np.log(L * H)
     deviations = [_relative(c.errors) for c in cells]
     before = [start.get((c.L, c.H)) for c in cells]
-    paired = all(b is not None and set(b.seeds) >= set(c.seeds) and b.errors.any()
-                 for b, c in zip(before, cells, strict=True))  # fmt: skip
+    paired = all(
+        b is not None and set(b.seeds) >= set(c.seeds) and b.errors.any()
+        for b, c in zip(before, cells, strict=True)
+    )
     if paired:
         errors = [b.errors[np.isin(b.seeds, c.seeds)] for b, c in zip(before, cells, strict=True)]
         others = [_relative(e) for e in errors]

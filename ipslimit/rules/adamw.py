@@ -75,9 +75,17 @@ class AdamW(Rule):
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule:
         beta1, beta2 = self.betas
         numbers = (
-            per_token, self.lr, 1.0 - self.lr * self.weight_decay, 1.0 - beta1, beta2, 1.0 - beta2,
-            1.0 - beta1**step, 1.0 - beta2**step, self.eps, float(getattr(self, "mean", False)),
-        )  # fmt: skip
+            per_token,
+            self.lr,
+            1.0 - self.lr * self.weight_decay,
+            1.0 - beta1,
+            beta2,
+            1.0 - beta2,
+            1.0 - beta1**step,
+            1.0 - beta2**step,
+            self.eps,
+            float(getattr(self, "mean", False)),
+        )
         return compiled_rule(self.compiled_name, numbers, heads, ("m", "v"))
 
     def _decayed(self, heads: Heads) -> torch.Tensor:

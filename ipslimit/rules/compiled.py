@@ -245,6 +245,11 @@ def update_rows(step, m, biases, theta, g, x, outputs, states, alive):
             if uses_means(step):
                 input_means(x[row], outputs[row], step[1][0], means)
             update(
-                step, m, biases, theta[row], g[row], means,
+                step,
+                m,
+                biases,
+                theta[row],
+                g[row],
+                means,
                 (first[row], second[row], centre[row], skipped[row]),
-            )  # fmt: skip
+            )

@@ -265,9 +265,13 @@ class Trial:
             self.refuse(ValueError, demand, "which draws or seeds", "Draw nothing at random")
 
     def require_same(
-        self, after: list[torch.Tensor], together: list[torch.Tensor],
-        reason: tuple[str, str, str], part: tuple[slice, ...] = (ALL,), when: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        after: list[torch.Tensor],
+        together: list[torch.Tensor],
+        reason: tuple[str, str, str],
+        part: tuple[slice, ...] = (ALL,),
+        when: str = "",
+    ) -> None:
         """Refuse where a part of the heads went another way than with all of them together."""
         start, (demand, what, remedy) = self.heads.packed[part], reason
         shares: list[float] = []

@@ -25,10 +25,7 @@ class FoundPairs(list):
 
 
 def find_pairs(
-    model: nn.Module,
-    per: str = "matrix",
-    kinds: Iterable[str] = KINDS,
-    refused: str = "raise",
+    model: nn.Module, per: str = "matrix", kinds: Iterable[str] = KINDS, refused: str = "raise"
 ) -> FoundPairs:
     """The symmetry pairs of a model, for `SAGGS`.
 

@@ -66,10 +66,7 @@ class InputMeans(Masked):
     """
 
     def __init__(
-        self,
-        maps: Iterable[AffineMap] = (),
-        process_group=None,
-        beside: InputMeans | None = None,
+        self, maps: Iterable[AffineMap] = (), process_group=None, beside: InputMeans | None = None
     ):
         self.maps: list[AffineMap] = []
         self._sums = RowSums() if beside is None else beside._sums

@@ -3,11 +3,4 @@
 from .backbone import Backbone, Rolling
 from .gram import Trajectory, displacements, gram_matrix, random_walk_share
 
-__all__ = [
-    "Backbone",
-    "Rolling",
-    "Trajectory",
-    "displacements",
-    "gram_matrix",
-    "random_walk_share",
-]
+__all__ = ["Backbone", "Rolling", "Trajectory", "displacements", "gram_matrix", "random_walk_share"]
