@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ipslimit import Heads, attention_field, attention_vjp
-from ipslimit.attention.dispatch import choose
+from ipslimit.cpu.dispatch import choose
 
 from . import peers
 from .timing import Contest, interleave, relative_error, spread

@@ -15,8 +15,8 @@ from scipy.integrate import solve_ivp
 from torchdiffeq import odeint, odeint_adjoint
 
 from ipslimit import Heads, attention_field, attention_vjp
-from ipslimit.layers import make_sweep
-from ipslimit.rules import SGD
+from ipslimit.model.particles import make_layers
+from ipslimit.model.rules import SGD
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March
 from ipslimit.solvers.picard import NotContracting, Picard
@@ -82,11 +82,11 @@ def euler(case: Frozen, layers: int, gradient: bool) -> Call:
 
     def call():
         cost = {"field": 0, "vjp": 0}
-        sweep = make_sweep(heads, False, 1.0 / layers, cost, SGD(1.0), *sizes)
-        x = sweep.forward(case.x0)
+        network = make_layers(heads, False, 1.0 / layers, cost, SGD(1.0), *sizes)
+        x = network.forward(case.x0)
         if not gradient:
             return (x[-1, 0],)
-        return x[-1, 0], sweep.backward(x, case.c[None], False)[0, 0]
+        return x[-1, 0], network.backward(x, case.c[None], False)[0, 0]
 
     return call
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ipslimit import AdamW, Atoms, Heads, Problem
-from ipslimit.particles import train_from
-from ipslimit.runs import empty_run
+from ipslimit.model.particles import train_from
+from ipslimit.model.runs import empty_run
 
 from . import kernel, peers
 from .machine import in_fresh_process

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipslimit import ParticleRun, train_particles
-from ipslimit.errors import bias_table, error_table, weak_table
-from ipslimit.fluctuation import predict_fluctuation
-from ipslimit.runs import joined
+from ipslimit.measure.errors import bias_table, error_table, weak_table
+from ipslimit.measure.fluctuation import predict_fluctuation
+from ipslimit.model.runs import joined
 from ipslimit.solvers import LimitRun
 from ipslimit.solvers.memory import SHARE, available
 

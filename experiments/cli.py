@@ -13,12 +13,12 @@ from typing import Annotated, NoReturn
 
 import tyro
 
-from ipslimit.attention.dispatch import wanted_path
 from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
+from ipslimit.cpu.dispatch import wanted_path
 
 from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
-from .compare import Pair, compare, write_comparison
+from .compare import Compared, compare, write_comparison
 from .engines import EngineFailed, choose_engine
 from .gauge.command import GaugeCommand
 from .memory import GIB
@@ -81,7 +81,7 @@ class CompareCommand:
     Several rules side by side: --rule adamw --against sbo.
     """
 
-    pair: Annotated[Pair, Flat] = Pair()
+    pair: Annotated[Compared, Flat] = Compared()
     out: Path = Path("results/compare")
     """Folder for config.json, paths.csv, errors.csv and compare.png."""
     device: str = "auto"

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
-from ipslimit.particles import MOST_HEADS, MOST_SEEDS
+from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
 from ipslimit.solvers import LimitRun, solve_limit
 
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
@@ -261,7 +261,7 @@ def _mean_square(gap: torch.Tensor) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class Compared:
     """One (L, H) and the setting in which it is laid on the limit."""
 
     setting: Annotated[Setting, Flat] = Setting()
@@ -303,7 +303,7 @@ class Pair:
             setting.check()
 
 
-def compare(pair: Pair, device: object = "auto") -> list[Comparison]:
+def compare(pair: Compared, device: object = "auto") -> list[Comparison]:
     """Train particles and solve the limit of the same setting, under each rule.
 
     Raises
@@ -318,7 +318,7 @@ def compare(pair: Pair, device: object = "auto") -> list[Comparison]:
     return [_compare(pair, setting, device) for setting in pair.settings()]
 
 
-def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
+def _compare(pair: Compared, setting: Setting, device: torch.device) -> Comparison:
     problem, rule = setting.make_problem(), setting.make_rule()
     limit = solve_limit(
         problem, rule, setting.steps, pair.tol, setting.recorded, device, **setting.quadrature()
@@ -350,7 +350,7 @@ def _compare(pair: Pair, setting: Setting, device: torch.device) -> Comparison:
 
 
 def write_comparison(
-    comparisons: list[Comparison], pair: Pair, out: str | os.PathLike, device: object = "auto"
+    comparisons: list[Comparison], pair: Compared, out: str | os.PathLike, device: object = "auto"
 ) -> None:
     """config.json, paths.csv, errors.csv, compare.png, compare.pdf, and their compare.sha256.
 

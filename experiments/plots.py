@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ipslimit.rates import RateFit, RateFits
+from ipslimit.measure.rates import RateFit, RateFits
 
 # Okabe & Ito's palette; markers repeat the distinction for readers without colour.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")

@@ -12,8 +12,8 @@ import scipy
 import torch
 
 import ipslimit
-from ipslimit.attention.dispatch import VARIABLE
 from ipslimit.checks import resolve_device
+from ipslimit.cpu.dispatch import VARIABLE
 
 
 def provenance(device: object = "auto") -> dict:

@@ -26,8 +26,8 @@ from ipslimit import (
     XavierUniform,
 )
 from ipslimit.checks import require_bool, require_int, require_real, require_room, shown
-from ipslimit.laws import Law
-from ipslimit.particles import MOST_HEADS, MOST_SEEDS
+from ipslimit.model.laws import Law
+from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
 
 RULES = ("adamw", "block-adamw", "sgd", "sbo")
 LAWS = ("atoms", "xavier", "truncated-normal")

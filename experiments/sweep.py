@@ -13,9 +13,9 @@ import torch
 from tqdm import tqdm
 
 from ipslimit.checks import resolve_device
-from ipslimit.errors import quadrature_table
-from ipslimit.fluctuation import LINEAR_TOLERANCE, is_linear
-from ipslimit.rates import RateFits, constant_ratios, constant_trends, fit_rates
+from ipslimit.measure.errors import quadrature_table
+from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
+from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
 from ipslimit.solvers.memory import SHARE, available
 

@@ -5,17 +5,18 @@ import os as _os
 
 # Matrix products must not round differently with the batch or the place in memory, or a seed's
 # numbers would depend on its batch mates. MKL reads this before its first product in a process.
-_os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# Not AUTO: with AVX-512 its strict mode still sums thin products otherwise in larger batches.
+_os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 from ._version import __version__
-from .attention import attention_field, attention_vjp
-from .heads import Heads
-from .laws import Atoms, TruncatedNormal, XavierUniform
-from .particles import train_particles
-from .problem import Problem
-from .rates import fit_rates
-from .rules import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW
-from .runs import ParticleRun
+from .measure.rates import fit_rates
+from .model.attention import attention_field, attention_vjp
+from .model.heads import Heads
+from .model.laws import Atoms, TruncatedNormal, XavierUniform
+from .model.particles import train_particles
+from .model.problem import Problem
+from .model.rules import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW
+from .model.runs import ParticleRun
 
 __all__ = [
     "SGD",

@@ -21,8 +21,8 @@ from numba.core.caching import FunctionCache
 from numba.core.serialize import dumps, loads
 
 KERNEL_SOURCES = tuple(
-    Path(__file__).with_name("attention") / name
-    for name in ("lanes.py", "tiles.py", "blocks.py", "loops.py")
+    Path(__file__).with_name("cpu") / name
+    for name in ("lanes.py", "tiles.py", "blocks.py", "kernel.py")
 )
 # No kept function comes near: a file of this size is no file of ours.
 MOST_BYTES = 2**28

@@ -18,9 +18,9 @@ from ipslimit.checks import (
     resolve_device,
     shown,
 )
-from ipslimit.particles import recorded_steps, require_problem
-from ipslimit.rules.identity import rule_text
-from ipslimit.rules.trial import require_rule
+from ipslimit.model.particles import recorded_steps, require_problem
+from ipslimit.model.rules.identity import rule_text
+from ipslimit.model.rules.trial import require_rule
 
 from .grid import DepthGrid, Trajectory, between_nodes
 from .march import March

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ipslimit.attention.dispatch import choose
+from ipslimit.cpu.dispatch import choose
 
 from .grid import Trajectory
 from .scheme import HeadSums, Scheme, System

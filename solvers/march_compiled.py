@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ipslimit.attention import fused
+from ipslimit.cpu import fused
 
 from . import march_loops
 from .scheme import System

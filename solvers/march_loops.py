@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ipslimit.attention.blocks import plan
-from ipslimit.attention.loops import seed_field, seed_vjp
 from ipslimit.compilation import compiled_entry
+from ipslimit.cpu.blocks import plan
+from ipslimit.cpu.kernel import seed_field, seed_vjp
 
 
 @njit

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from ipslimit import Heads, Problem, Rule
-from ipslimit.rules import input_means
+from ipslimit.model.rules import input_means
 
 from .grid import DepthGrid, Trajectory
 from .scheme import Scheme, System

@@ -6,7 +6,7 @@ import torch
 
 from ipslimit import Atoms, Heads, Problem
 from ipslimit.experiments.studies.degenerate import TangentialSetting
-from ipslimit.heads import BIASES, MATRICES
+from ipslimit.model.heads import BIASES, MATRICES
 
 F64 = torch.float64
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ipslimit import Heads, attention_field, attention_vjp
-from ipslimit.attention import eager
+from ipslimit.model import eager
 
 # Sums of at most a few hundred terms of size O(1), and one exponential: some tens of roundings
 # in the mean, and ten times that is allowed.

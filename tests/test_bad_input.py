@@ -21,7 +21,7 @@ from ipslimit import (
     attention_vjp,
     train_particles,
 )
-from ipslimit.losses import MeanPooledSquaredError, ReadoutCrossEntropy
+from ipslimit.model.losses import MeanPooledSquaredError, ReadoutCrossEntropy
 
 X, Y = normal(2, 4, 3), normal(2, 3, seed=1)
 LAW = small_atoms()

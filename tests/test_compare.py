@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from ipslimit.errors import quadrature_table
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare import Pair, compare, comparison_figure, write_comparison
+from ipslimit.experiments.compare import Compared, compare, comparison_figure, write_comparison
 from ipslimit.experiments.study import Setting
+from ipslimit.measure.errors import quadrature_table
 
-PAIR = Pair(
+PAIR = Compared(
     Setting(
         d=2,
         m=2,

@@ -13,7 +13,8 @@ CHECK = """
 import sys
 import torch
 from ipslimit import Heads, attention_field
-from ipslimit.attention import eager, fused
+from ipslimit.cpu import fused
+from ipslimit.model import eager
 dtype = getattr(torch, sys.argv[1])
 torch.manual_seed(0)
 heads = Heads(*(torch.randn(2, 5, *s, dtype=dtype) for s in ((2, 3), (2, 3), (2, 3), (3, 2))))
@@ -68,7 +69,7 @@ ENTRIES = """
 import sys
 import torch
 from ipslimit import AdamW, attention_field, attention_vjp
-from ipslimit.attention import eager
+from ipslimit.model import eager
 from builders import random_heads, normal, small_problem
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March, _compiled

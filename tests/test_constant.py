@@ -6,8 +6,8 @@ from builders import tangential_problem
 
 from ipslimit import AdamW, train_particles
 from ipslimit.experiments.studies.scaling import SymmetricSetting
-from ipslimit.fluctuation import predict_fluctuation
-from ipslimit.rates import constant_ratios, constant_trends
+from ipslimit.measure.fluctuation import predict_fluctuation
+from ipslimit.measure.rates import constant_ratios, constant_trends
 
 DEPTHS = (8, 16, 32, 64, 128)
 

@@ -9,9 +9,9 @@ import torch
 from builders import small_atoms, small_problem, tangential_problem
 
 from ipslimit import SGD, AdamW, Problem, XavierUniform, train_particles
-from ipslimit.errors import bias_table, error_table, weak_table
-from ipslimit.fluctuation import LINEAR_TOLERANCE, predict_fluctuation
-from ipslimit.rates import constant_ratios
+from ipslimit.measure.errors import bias_table, error_table, weak_table
+from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, predict_fluctuation
+from ipslimit.measure.rates import constant_ratios
 from ipslimit.solvers import solve_limit
 
 RULE = AdamW(lr=0.05, eps=0.05)

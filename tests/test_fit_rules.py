@@ -10,9 +10,9 @@ from builders import assert_to_rounding, clipped, random_heads, small_atoms, sma
 
 import ipslimit
 from ipslimit import SGD, AdamW, Rebalance, Rule, SBOAdamW, train_particles
-from ipslimit.errors import bias_table
-from ipslimit.particles import train_from
-from ipslimit.runs import empty_run
+from ipslimit.measure.errors import bias_table
+from ipslimit.model.particles import train_from
+from ipslimit.model.runs import empty_run
 from ipslimit.solvers import solve_limit
 
 

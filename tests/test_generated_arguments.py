@@ -34,7 +34,7 @@ from ipslimit import (
     attention_vjp,
     train_particles,
 )
-from ipslimit.losses import ReadoutCrossEntropy
+from ipslimit.model.losses import ReadoutCrossEntropy
 from ipslimit.solvers import solve_limit
 
 ROOT = Path(__file__).parents[1]

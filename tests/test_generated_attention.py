@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipslimit import Heads, attention_field, attention_vjp
-from ipslimit.attention.dispatch import VARIABLE
+from ipslimit.cpu.dispatch import VARIABLE
 
 F32, F64 = torch.float32, torch.float64
 # Logits are about 10^exponent; each dtype up to near its end.

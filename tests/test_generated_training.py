@@ -23,10 +23,10 @@ from ipslimit import (
     XavierUniform,
     train_particles,
 )
-from ipslimit.attention.dispatch import VARIABLE
+from ipslimit.cpu.dispatch import VARIABLE
 from ipslimit.experiments.cells import _train_in_parts
 from ipslimit.experiments.study import Setting, Sizes, Study
-from ipslimit.runs import joined
+from ipslimit.model.runs import joined
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.picard import NotContracting
 

@@ -17,8 +17,8 @@ from ipslimit.experiments.studies.redraw import (
     redraw,
 )
 from ipslimit.experiments.study import Setting
-from ipslimit.particles import draw_generator, train_from
-from ipslimit.runs import empty_run
+from ipslimit.model.particles import draw_generator, train_from
+from ipslimit.model.runs import empty_run
 
 RULE = AdamW(lr=0.05, eps=0.01)
 

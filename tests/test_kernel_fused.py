@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from ipslimit.attention import dispatch, eager, fused
-from ipslimit.attention.lanes import LANES, WIDTH, exp2, load, store
-from ipslimit.heads import BIASES, MATRICES, Layout
+from ipslimit.cpu import dispatch, fused
+from ipslimit.cpu.lanes import LANES, WIDTH, exp2, load, store
+from ipslimit.model import eager
+from ipslimit.model.heads import BIASES, MATRICES, Layout
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 NAMES = ("field", "dx", "dpacked", "dweights")

@@ -6,12 +6,13 @@ import torch
 from builders import normal, random_heads, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
-from ipslimit.attention import fused
-from ipslimit.attention.fused import bias_rows
-from ipslimit.layers import Sweep, Training, make_sweep
-from ipslimit.layers.compiled import CompiledSweep
-from ipslimit.rules import input_means
-from ipslimit.rules.compiled import update_rows
+from ipslimit.cpu import fused
+from ipslimit.cpu.fused import bias_rows
+from ipslimit.cpu.layers import CompiledLayers
+from ipslimit.cpu.rules import update_rows
+from ipslimit.model.layers import Layers, Training
+from ipslimit.model.particles import make_layers
+from ipslimit.model.rules import input_means
 from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
 from ipslimit.solvers.scheme import System
 
@@ -100,12 +101,12 @@ def pair(dtype=torch.float64, seeds=3, depth=4, H=5):
 
 def swept(kind, heads, problem, rule, keep):
     heads = heads.map(torch.clone)
-    sweep = kind(heads, problem.causal, 1 / heads.lead[0], {"field": 0, "vjp": 0})
+    layers = kind(heads, problem.causal, 1 / heads.lead[0], {"field": 0, "vjp": 0})
     state = rule.init(heads)
     training = Training(rule, state, 1, 1 / 12, torch.ones(heads.lead[1], dtype=torch.bool))
-    x = sweep.forward(problem.contexts)
+    x = layers.forward(problem.contexts)
     p_end = problem.loss_and_costate(x[-1], problem.targets)[1]
-    p = sweep.backward(x, p_end, keep, training)
+    p = layers.backward(x, p_end, keep, training)
     return x, p, heads.packed, *state.values()
 
 
@@ -114,7 +115,7 @@ def swept(kind, heads, problem, rule, keep):
 @pytest.mark.parametrize("rule", [RULES[1], RULES[2], RULES[4], RULES[7], RULES[11]], ids=repr)
 def test_compiled_sweep_is_the_sweep_layer_by_layer(rule, dtype, keep):
     heads, problem = pair(dtype)
-    for a, b in zip(*(swept(k, heads, problem, rule, keep) for k in (Sweep, CompiledSweep))):
+    for a, b in zip(*(swept(k, heads, problem, rule, keep) for k in (Layers, CompiledLayers))):
         # a few hundred operations on entries of up to ten
         torch.testing.assert_close(a, b, rtol=1e3 * EPS[dtype], atol=1e3 * EPS[dtype])
 
@@ -133,8 +134,8 @@ def test_threads_and_the_way_through_the_layers_change_no_bit(rule, cut, monkeyp
         for count, layered in ((1, False), (2, False), (1, True), (2, True)):
             torch.set_num_threads(count)
             if layered:  # as with few seeds on many threads
-                monkeypatch.setattr(CompiledSweep, "_groups", lambda self, x: None)
-            results.append(swept(CompiledSweep, heads, problem, rule, True))
+                monkeypatch.setattr(CompiledLayers, "_groups", lambda self, x: None)
+            results.append(swept(CompiledLayers, heads, problem, rule, True))
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
@@ -151,9 +152,9 @@ def test_the_sweep_is_chosen_by_sizes_and_rule():
         def update(self, heads, state, gradient, step):
             return heads, state
 
-    choose = lambda rule: type(make_sweep(heads, False, 0.25, {}, rule, 3, 4))  # noqa: E731
-    assert choose(RULES[0]) is CompiledSweep
-    assert choose(Own()) is Sweep
+    choose = lambda rule: type(make_layers(heads, False, 0.25, {}, rule, 3, 4))  # noqa: E731
+    assert choose(RULES[0]) is CompiledLayers
+    assert choose(Own()) is Layers
 
 
 def test_compiled_march_is_the_march_to_rounding(monkeypatch):

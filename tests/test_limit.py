@@ -12,7 +12,7 @@ from builders import F64, generator, small_atoms, small_problem
 
 import ipslimit.solvers.limit
 from ipslimit import SGD, AdamW, Atoms, Heads, Problem, XavierUniform, train_particles
-from ipslimit.errors import bias_table, quadrature_table
+from ipslimit.measure.errors import bias_table, quadrature_table
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.on_grid import train_on_grid

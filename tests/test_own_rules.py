@@ -10,11 +10,11 @@ import torch
 from builders import clipped, random_heads, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, Heads, Rebalance, Rule, train_particles
-from ipslimit.errors import bias_table
-from ipslimit.heads import Layout
-from ipslimit.particles import train_from
-from ipslimit.rules import trial
-from ipslimit.runs import empty_run
+from ipslimit.measure.errors import bias_table
+from ipslimit.model.heads import Layout
+from ipslimit.model.particles import train_from
+from ipslimit.model.rules import trial
+from ipslimit.model.runs import empty_run
 from ipslimit.solvers import solve_limit
 
 
@@ -272,7 +272,7 @@ def test_a_clip_over_everything_does_train_otherwise_among_other_seeds_and_stays
     monkeypatch,
 ):
     """What the trial is for: without it both runs say ok."""
-    for module in ("ipslimit.particles", "ipslimit.solvers.limit"):
+    for module in ("ipslimit.model.particles", "ipslimit.solvers.limit"):
         monkeypatch.setattr(f"{module}.require_rule", lambda *arguments: None)
     rule = BAD["clipped AdamW"][0]
     alone, among = (train(rule, steps=5, seeds=seeds) for seeds in (1, 4))

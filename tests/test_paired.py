@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ipslimit.rates import equivalence, exponent_differences, fit_rates
+from ipslimit.measure.rates import equivalence, exponent_differences, fit_rates
 
 DEPTHS = (4, 8, 16, 32, 64)
 HEADS = (1, 16, 256)

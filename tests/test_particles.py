@@ -29,10 +29,10 @@ from ipslimit import (
     XavierUniform,
     train_particles,
 )
-from ipslimit.losses import ReadoutCrossEntropy
-from ipslimit.particles import train_from
-from ipslimit.problem import Problem
-from ipslimit.runs import empty_run
+from ipslimit.model.losses import ReadoutCrossEntropy
+from ipslimit.model.particles import train_from
+from ipslimit.model.problem import Problem
+from ipslimit.model.runs import empty_run
 
 # Some tens of roundings per layer and step, in sums of O(1) terms; Adam divides by sqrt(v) + eps
 # with eps = 0.1, which multiplies them by 10 at most. Each test runs a few layers and steps.

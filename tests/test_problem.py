@@ -8,7 +8,7 @@ import torch
 from builders import F64, assert_to_rounding, normal, small_atoms, small_problem
 
 from ipslimit import Problem, XavierUniform
-from ipslimit.losses import MeanPooledSquaredError, ReadoutCrossEntropy
+from ipslimit.model.losses import MeanPooledSquaredError, ReadoutCrossEntropy
 
 # sums of at most a few tens of terms of size O(1)
 ROUNDING = 100

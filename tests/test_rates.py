@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from ipslimit.rates import fit_rates
-from ipslimit.rates.noise import resample
-from ipslimit.rates.table import Cell
+from ipslimit.measure.rates import fit_rates
+from ipslimit.measure.rates.noise import resample
+from ipslimit.measure.rates.table import Cell
 
 DEPTHS = (4, 8, 16, 32, 64, 128)
 HEADS = (1, 16, 64, 256, 4096)

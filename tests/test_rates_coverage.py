@@ -11,9 +11,9 @@ import math
 import numpy as np
 import pytest
 
-from ipslimit.rates import fit_rates
-from ipslimit.rates.joint import BIAS_CORRECTION
-from ipslimit.rates.leastsquares import corrections
+from ipslimit.measure.rates import fit_rates
+from ipslimit.measure.rates.joint import BIAS_CORRECTION
+from ipslimit.measure.rates.leastsquares import corrections
 
 SIX = np.array([4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
 FIVE = SIX[:5]

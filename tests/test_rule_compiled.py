@@ -8,9 +8,10 @@ import torch
 from builders import assert_to_rounding, random_heads, small_atoms, small_problem, with_attributes
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, SBOAdamW, train_particles
-from ipslimit.layers import Sweep, make_sweep
-from ipslimit.layers.compiled import CompiledSweep
-from ipslimit.rules.base import is_built_in
+from ipslimit.cpu.layers import CompiledLayers
+from ipslimit.model.layers import Layers
+from ipslimit.model.particles import make_layers
+from ipslimit.model.rules.base import is_built_in
 
 
 class Documented(AdamW):
@@ -62,7 +63,7 @@ class Property(SGD):
 
 def chosen(rule, biases=("bq", "bk", "bv", "bo")):
     heads = random_heads((4, 2), H=5, biases=biases)
-    return type(make_sweep(heads, False, 0.25, {}, rule, 3, 4))
+    return type(make_layers(heads, False, 0.25, {}, rule, 3, 4))
 
 
 KEPT = [
@@ -78,7 +79,7 @@ KEPT = [
 
 @pytest.mark.parametrize("own, ours", KEPT, ids=lambda rule: type(rule).__name__)
 def test_a_subclass_that_overrides_nothing_that_matters_stays_compiled_to_the_bit(own, ours):
-    assert chosen(own) is CompiledSweep and is_built_in(own)
+    assert chosen(own) is CompiledLayers and is_built_in(own)
     problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
     runs = [train_particles(problem, rule, 3, 4, 3, 2, device="cpu") for rule in (own, ours)]
     assert torch.equal(runs[0].heads[3].packed, runs[1].heads[3].packed)
@@ -115,7 +116,7 @@ LOST = [
 
 @pytest.mark.parametrize("rule", LOST, ids=lambda rule: type(rule).__name__)
 def test_a_rule_that_overrides_what_matters_gives_its_own_answers(rule, monkeypatch):
-    assert chosen(rule) is Sweep and not is_built_in(rule)
+    assert chosen(rule) is Layers and not is_built_in(rule)
     problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
     run = train_particles(problem, rule, 3, 4, 2, 2, device="cpu")
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
@@ -128,10 +129,10 @@ def test_a_class_of_ours_that_is_patched_is_no_longer_what_was_compiled(monkeypa
         pass
 
     rules = SGD(0.1), Later(0.1), Rebalance(SGD(0.1))
-    assert all(chosen(rule) is CompiledSweep for rule in rules)
+    assert all(chosen(rule) is CompiledLayers for rule in rules)
     with monkeypatch.context() as patch:
         patch.setattr(Later, "update", halved)
-        assert [chosen(rule) for rule in rules] == [CompiledSweep, Sweep, CompiledSweep]
+        assert [chosen(rule) for rule in rules] == [CompiledLayers, Layers, CompiledLayers]
     update = SGD.update
     monkeypatch.setattr(SGD, "update", lambda *arguments: update(*arguments))
-    assert all(chosen(rule) is Sweep for rule in rules)
+    assert all(chosen(rule) is Layers for rule in rules)

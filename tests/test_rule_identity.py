@@ -12,9 +12,9 @@ import torch
 from builders import small_atoms, small_problem, with_attributes
 
 from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
-from ipslimit.errors import bias_table, error_table, weak_table
-from ipslimit.fluctuation import predict_fluctuation
-from ipslimit.rules.identity import NAMELESS, class_name, rule_text
+from ipslimit.measure.errors import bias_table, error_table, weak_table
+from ipslimit.measure.fluctuation import predict_fluctuation
+from ipslimit.model.rules.identity import NAMELESS, class_name, rule_text
 from ipslimit.solvers import solve_limit
 
 

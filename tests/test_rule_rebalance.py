@@ -19,8 +19,8 @@ from test_particles import ROUNDING
 from test_rules import gradients, updated
 
 from ipslimit import SGD, AdamW, Atoms, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
+from ipslimit.model.symmetry import pair_ratios, pair_scale, rescale_pairs
 from ipslimit.solvers import solve_limit
-from ipslimit.symmetry import pair_ratios, pair_scale, rescale_pairs
 
 ADAMW = AdamW(0.05, betas=(0.9, 0.99), eps=0.1, weight_decay=0.1)
 INNER = [

@@ -5,7 +5,7 @@ import torch
 from builders import F64, generator, normal, small_atoms, small_problem
 
 from ipslimit import SGD, Heads
-from ipslimit.heads import Layout
+from ipslimit.model.heads import Layout
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit import LimitRun
 from ipslimit.solvers.march import March

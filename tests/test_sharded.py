@@ -9,8 +9,8 @@ import torch.multiprocessing as mp
 from builders import random_heads, small_problem
 
 from ipslimit import AdamW, Atoms, SBOAdamW, XavierUniform, train_particles
-from ipslimit.attention import dispatch
-from ipslimit.layers.sharded import shard
+from ipslimit.cpu import dispatch
+from ipslimit.model.sharded import shard
 
 PROCESSES = 2
 BIASED = Atoms(random_heads((), H=5, m=2, d=3, biases=("bq", "bk", "bv", "bo"), seed=1))

@@ -16,11 +16,11 @@ import pytest
 from scipy.stats import norm
 
 from ipslimit.experiments.study import Sizes
-from ipslimit.rates import fit_rates
-from ipslimit.rates.settings import check_settings
-from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER, STRAIGHT, find_share
-from ipslimit.rates.single import Floor
-from ipslimit.rates.table import Cell
+from ipslimit.measure.rates import fit_rates
+from ipslimit.measure.rates.settings import check_settings
+from ipslimit.measure.rates.share import BENT, HELD, OPEN, SLOWER, STRAIGHT, find_share
+from ipslimit.measure.rates.single import Floor
+from ipslimit.measure.rates.table import Cell
 
 SPREAD = 0.4  # of log e^2 over seeds
 ONE_SIDED = 1.645  # of the normal law: a bound at 95 %

@@ -15,7 +15,7 @@ from ipslimit.experiments.studies.finding import as_dict
 from ipslimit.experiments.studies.search import PointSetting, ascend, random_point, slope_of_x
 from ipslimit.experiments.studies.sharpness import SEARCHED, Sharpness, verdict
 from ipslimit.experiments.study import Sizes
-from ipslimit.rates import Trend, fit_trend
+from ipslimit.measure.rates import Trend, fit_trend
 from ipslimit.solvers import solve_limit
 
 

@@ -27,8 +27,8 @@ from ipslimit.experiments.studies.report import read_finding, report
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.search import PointSetting
 from ipslimit.experiments.study import Setting
-from ipslimit.rates import equivalence
-from ipslimit.rates.share import BENT, HELD, OPEN, SLOWER
+from ipslimit.measure.rates import equivalence
+from ipslimit.measure.rates.share import BENT, HELD, OPEN, SLOWER
 
 SMALL = {"d": 3, "m": 2, "tokens": 3, "contexts": 2, "probes": 0, "atoms": 4, "eps": 0.1}
 SIZES = {"quick": True, "tol": 1e-3, "device": "cpu", "seeds": 4, "depths": (2, 4, 8)}
@@ -285,7 +285,7 @@ def test_contexts_of_an_ascent_that_has_not_ended_decide_nothing():
 
 def test_the_crossover_of_exact_power_laws():
     from ipslimit.experiments.studies.rates import crossover
-    from ipslimit.rates import fit_rates
+    from ipslimit.measure.rates import fit_rates
 
     rows = []
     about = {"step": 0, "variable": "x", "norm": "rms", "set": "train"}

@@ -14,7 +14,7 @@ import ipslimit.experiments.cells
 import ipslimit.experiments.sweep
 from ipslimit import train_particles
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare import Pair, compare
+from ipslimit.experiments.compare import Compared, compare
 from ipslimit.experiments.plots import rates_figure
 from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
 from ipslimit.experiments.summary import summary
@@ -399,7 +399,7 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
 
 def test_comparison_measures_what_the_sweep_measures(finished):
     result, _ = finished
-    pair = Pair(SMALL.setting, depth=4, heads=4, seeds=SMALL.sizes.seeds, tol=SMALL.tol)
+    pair = Compared(SMALL.setting, depth=4, heads=4, seeds=SMALL.sizes.seeds, tol=SMALL.tol)
     (found,) = compare(pair, "cpu")
     rms = max(r["rms"] for r in found.error_rows() if (r["step"], r["variable"]) == (2, "p"))
     key = {"step": 2, "variable": "p", "term": "total", "norm": "rms", "set": "train"}
@@ -410,7 +410,7 @@ def test_comparison_measures_what_the_sweep_measures(finished):
 
 
 def test_compare_lists_paths_of_both_models(tmp_path):
-    (found,) = compare(Pair(SMALL.setting, depth=2, heads=1, seeds=1, tol=SMALL.tol), "cpu")
+    (found,) = compare(Compared(SMALL.setting, depth=2, heads=1, seeds=1, tol=SMALL.tol), "cpu")
     rows = found.path_rows()
     assert len(rows) == 2 * 2 * 2 * (3 * 2 * 3 * 3)  # steps, variables, models; layers B N d
     start = [r["value"] for r in rows if (r["step"], r["variable"], r["s"]) == (0, "x", 0.0)]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipslimit.trajectory import Trajectory, displacements, gram_matrix, random_walk_share
+from ipslimit.measure.trajectory import TrainingPath, displacements, gram_matrix, random_walk_share
 
 
 def points(count=9, size=40, seed=0, drift=1.0):
@@ -24,7 +24,7 @@ def trajectory_of(theta, extra=None, steps=None):
     count = len(theta) - 1
     marks = {} if extra is None else {"extra": slice(count, count + len(extra))}
     gram = gram_matrix(displacements([rows], count))
-    return Trajectory(gram, steps or range(1, count + 1), marks)
+    return TrainingPath(gram, steps or range(1, count + 1), marks)
 
 
 def direct(theta):
@@ -174,15 +174,15 @@ def test_random_walk_share_is_that_of_random_walks():
 def test_bad_input_is_named():
     gram = trajectory_of(points()).gram
     with pytest.raises(ValueError, match="square"):
-        Trajectory(gram[:, :3], [1, 2, 3])
+        TrainingPath(gram[:, :3], [1, 2, 3])
     with pytest.raises(ValueError, match="increasing"):
-        Trajectory(gram, [1, 1, 2])
+        TrainingPath(gram, [1, 1, 2])
     with pytest.raises(ValueError, match="increasing"):
-        Trajectory(gram, [0, 1, 2])
+        TrainingPath(gram, [0, 1, 2])
     with pytest.raises(ValueError, match="finite"):
-        Trajectory(np.where(np.eye(9) > 0, np.nan, gram), range(1, 10))
+        TrainingPath(np.where(np.eye(9) > 0, np.nan, gram), range(1, 10))
     with pytest.raises(ValueError, match="symmetric"):
-        Trajectory(gram + np.triu(np.ones((9, 9)), 1), range(1, 10))
+        TrainingPath(gram + np.triu(np.ones((9, 9)), 1), range(1, 10))
     with pytest.raises(ValueError, match="zero rows"):
         trajectory_of(np.ones((3, 4))).backbone()
     with pytest.raises(ValueError, match="width"):
@@ -216,9 +216,9 @@ def test_rows_are_counted_in_any_sequence():
         (lambda t: t.until("a"), TypeError, "step must be a real number"),
         (lambda t: t.until(0.5), ValueError, "step must be at least.*Use a later"),
         (lambda t: t.backbone().excursion([1], start=99), ValueError, "start must be at most 8"),
-        (lambda t: Trajectory(np.eye(2), ["a", "b"]), TypeError, "steps must be numbers"),
-        (lambda t: Trajectory("a", [1]), TypeError, "gram must be numbers"),
-        (lambda t: Trajectory(np.eye(2), [1], 3), TypeError, "marks must be a dict"),
+        (lambda t: TrainingPath(np.eye(2), ["a", "b"]), TypeError, "steps must be numbers"),
+        (lambda t: TrainingPath("a", [1]), TypeError, "gram must be numbers"),
+        (lambda t: TrainingPath(np.eye(2), [1], 3), TypeError, "marks must be a dict"),
         (
             lambda t: gram_matrix([torch.ones(2, 2, requires_grad=True)]),
             TypeError,
@@ -243,6 +243,6 @@ def test_bad_arguments_are_named(call, error, message):
     [slice(2, 9), slice(0, 2), slice(3, 2), slice(2, None), slice(2, 4, 2), slice("a", 4), 3],
 )
 def test_marks_are_rows_after_the_displacements(mark):
-    assert len(Trajectory(np.eye(4), [1, 2], {"a": slice(4, 4)}).rows("a")) == 0
+    assert len(TrainingPath(np.eye(4), [1, 2], {"a": slice(4, 4)}).rows("a")) == 0
     with pytest.raises(ValueError, match=r"marks must be slices .* from 2 to 4; got .*'a'"):
-        Trajectory(np.eye(4), [1, 2], {"a": mark})
+        TrainingPath(np.eye(4), [1, 2], {"a": mark})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_rates_coverage import columns
 
-from ipslimit.rates import constant_ratios, fit_rates, fit_slopes, fit_trend
+from ipslimit.measure.rates import constant_ratios, fit_rates, fit_slopes, fit_trend
 
 SIZES = np.array([4.0, 8.0, 16.0, 32.0, 64.0])
 

@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from ipslimit.trajectory import Trajectory, random_walk_share
+from ipslimit.measure.trajectory import TrainingPath, random_walk_share
 
 
-def describe(trajectory: Trajectory, width: int, late: float | None = None) -> dict:
+def describe(trajectory: TrainingPath, width: int, late: float | None = None) -> dict:
     """The geometry of a trajectory.
 
     Parameters
     ----------
-    trajectory : Trajectory
+    trajectory : TrainingPath
         With the marks "gradients" and "updates" where there are such rows: the batch gradient at a
         recorded point, and the one step that follows it.
     width : int
@@ -67,7 +67,7 @@ def describe(trajectory: Trajectory, width: int, late: float | None = None) -> d
     }
 
 
-def excursions(trajectory: Trajectory, late: float) -> dict:
+def excursions(trajectory: TrainingPath, late: float) -> dict:
     """Motion from the point at step `late`, along and across the backbone of the points up to it.
 
     "continued" is the run itself going on, "fresh" the one begun there with a new optimizer.

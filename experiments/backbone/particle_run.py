@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from ipslimit import Heads, ParticleRun, Problem, Rule, attention_vjp, train_particles
-from ipslimit.particles import train_from
-from ipslimit.runs import empty_run
+from ipslimit.measure.trajectory import Backbone, TrainingPath, displacements, gram_matrix
+from ipslimit.model.particles import train_from
+from ipslimit.model.runs import empty_run
 from ipslimit.solvers import LimitRun, solve_limit
-from ipslimit.trajectory import Backbone, Trajectory, displacements, gram_matrix
 
 from ..study import Setting, StudyError
 from .geometry import describe, mean_absolute
@@ -37,7 +37,7 @@ class LimitTrajectory:
     Attributes
     ----------
     run : LimitRun, all steps recorded
-    trajectory : Trajectory, of displacements and gradients
+    trajectory : TrainingPath, of displacements and gradients
     backbone : Backbone
     quadrature : float
         Difference of the backbone's share between the depth nodes and half as many.
@@ -45,7 +45,7 @@ class LimitTrajectory:
 
     setting: Setting
     run: LimitRun
-    trajectory: Trajectory
+    trajectory: TrainingPath
     backbone: Backbone
     quadrature: float
 
@@ -71,7 +71,7 @@ def limit_trajectory(setting: Setting, particles: ParticleSetting) -> LimitTraje
     if run.status == "diverged":
         raise StudyError(f"the limit of {rule!r} has no trajectory: {run.message}")
 
-    def at(nodes: int) -> Trajectory:
+    def at(nodes: int) -> TrainingPath:
         points, weights = np.polynomial.legendre.leggauss(nodes)
         s = torch.from_numpy((points + 1) / 2)
         return _trajectory(
@@ -97,7 +97,7 @@ def _trajectory(
     problem: Problem,
     steps: int,
     fresh: dict[int, Heads] | None = None,
-) -> Trajectory:
+) -> TrainingPath:
     """Displacements at steps 1.., of the run begun anew, and gradients at steps 1..steps - 1.
 
     heads(k): (S, P, H) packed; x(k), p(k): (S, B, N, d), p where the head's output goes.
@@ -117,7 +117,7 @@ def _trajectory(
     moved = steps + len(again)
     gram = gram_matrix(displacements([np.stack([*rows, *again, *gradients])], moved))
     marks = {"fresh": slice(steps, moved), "gradients": slice(moved, moved + len(gradients))}
-    return Trajectory(gram, range(1, steps + 1), marks)
+    return TrainingPath(gram, range(1, steps + 1), marks)
 
 
 def particle_study(setting: Setting, particles: ParticleSetting) -> dict:
@@ -193,7 +193,7 @@ def _begun_anew(run: ParticleRun, problem: Problem, rule: Rule, late: int, steps
     return train_from(start, problem, rule, steps - late, range(1, steps - late + 1), again)
 
 
-def _seed_trajectory(run, fresh, seed: int, problem: Problem, steps: int) -> Trajectory:
+def _seed_trajectory(run, fresh, seed: int, problem: Problem, steps: int) -> TrainingPath:
     depth = run.depth
     scale = torch.full((depth,), 1.0 / depth, dtype=torch.float64)
     return _trajectory(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ipslimit.trajectory import Trajectory, displacements, gram_matrix
+from ipslimit.measure.trajectory import TrainingPath, displacements, gram_matrix
 
 from ..text.batches import Batch
 from ..text.corpus import load_corpus
@@ -159,7 +159,7 @@ class _Recorder:
             gram = gram_matrix(displacements(blocks, moved))
             if not np.isfinite(gram).all():
                 return None
-            trajectory = Trajectory(gram, steps, marks)
+            trajectory = TrainingPath(gram, steps, marks)
             found[name] = describe(trajectory, self.setting.window, late if excursion else None)
         return found
 

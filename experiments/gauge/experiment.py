@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
-from ipslimit.particles import MOST_HEADS
+from ipslimit.model.particles import MOST_HEADS
+from ipslimit.model.symmetry import PAIRS, rescale_pairs
 from ipslimit.solvers import solve_limit
-from ipslimit.symmetry import PAIRS, rescale_pairs
 
 from ..engines import InProcess
 from ..frame.experiment import Experiment

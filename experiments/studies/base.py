@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from ipslimit.checks import require_bool, require_int, require_real, resolve_device, shown
-from ipslimit.rates import RateFit, RateFits, Share
+from ipslimit.measure.rates import RateFit, RateFits, Share
 
 from ..store import prepare_folder
 from ..study import Flat, Setting, Sizes, Study

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from matplotlib.figure import Figure
 
-from ipslimit.rates import MARGIN, equivalence, exponent_differences
+from ipslimit.measure.rates import MARGIN, equivalence, exponent_differences
 
 from ..plots import NAMES, TEXT, caption, cells_of, legend_below, log_axes, triangle
 from ..study import Flat, Setting, Sizes

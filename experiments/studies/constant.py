@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from ipslimit.fluctuation import is_linear
+from ipslimit.measure.fluctuation import is_linear
 
 from ..plots import NAMES, SMALL, caption, cells_of, look
 from ..study import Flat, Setting, Sizes, StudyError

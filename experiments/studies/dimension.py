@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ipslimit.checks import require_int
-from ipslimit.rates import Trend
+from ipslimit.measure.rates import Trend
 
 from ..plots import COLOURS, legend_below, log_axes
 from ..study import Flat, Sizes

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ipslimit import AdamW, BlockAdamW, train_particles
 from ipslimit.checks import require_real
-from ipslimit.rates import Trend, fit_trend
+from ipslimit.measure.rates import Trend, fit_trend
 from ipslimit.solvers import solve_limit
 
 from ..frame.runner import progress_bar

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ipslimit.checks import require_int
-from ipslimit.rates import Trend, fit_slopes
+from ipslimit.measure.rates import Trend, fit_slopes
 
 from ..plots import caption, cells_of
 from ..study import Setting

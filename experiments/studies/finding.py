@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ipslimit.rates import RateFit, Share, Trend
+from ipslimit.measure.rates import RateFit, Share, Trend
 
 from ..provenance import provenance
 from ..store import DamagedFile, finite, require_form, write_csv, write_figure, write_json

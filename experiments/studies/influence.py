@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ipslimit.checks import require_real, resolve_device
-from ipslimit.rates import RateFits, fit_rates
+from ipslimit.measure.rates import RateFits, fit_rates
 
 from ..frame.runner import progress_bar
 from ..plots import NAMES, caption, look

@@ -23,8 +23,8 @@ import scipy
 import torch
 
 from ipslimit import Problem, Rule
-from ipslimit.fluctuation import train_weights
-from ipslimit.particles import draw_generator
+from ipslimit.measure.fluctuation import train_weights
+from ipslimit.model.particles import draw_generator
 
 # Seeds trained at a time: the heads of their runs are what takes memory.
 TOGETHER = 16

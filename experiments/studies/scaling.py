@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.checks import require_real
-from ipslimit.rates import RateFit, RateFits, fit_rates
+from ipslimit.measure.rates import RateFit, RateFits, fit_rates
 
 from ..cells import FORM as CELL
 from ..frame.runner import progress_bar

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from ipslimit.checks import require_int, require_real, resolve_device
-from ipslimit.rates import Trend, fit_trend
+from ipslimit.measure.rates import Trend, fit_trend
 
 from ..frame.runner import progress_bar
 from ..plots import cells_of

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from ipslimit.rates import Trend, fit_trend
+from ipslimit.measure.rates import Trend, fit_trend
 
 from ..plots import NAMES, caption, cells_of, look
 from ..study import Flat, Setting, Sizes

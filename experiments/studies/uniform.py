@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ipslimit import Problem, train_particles
 from ipslimit.checks import require_int, require_real
-from ipslimit.rates import RateFits, exponent_differences, fit_rates
+from ipslimit.measure.rates import RateFits, exponent_differences, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
 
 from ..cells import FORM as CELL

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from .. import rules
 from ..checks import require_bool, require_real, shown
+from ..model import rules
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
 

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..checks import require_real
-from ..symmetry import balancing_factor
+from ..model.symmetry import balancing_factor
 from .exponents import exponents_of, require_rescalable
 from .followers import tell
 from .pairs import Pair, as_pairs

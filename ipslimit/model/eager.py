@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..heads import Layout
+from .heads import Layout
 
 # Work is cut into blocks of leading indices, contexts and heads so that no temporary over tokens or
 # parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a block into

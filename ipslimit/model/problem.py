@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from .checks import require_bool, require_tensor, shown
+from ..checks import require_bool, require_tensor, shown
 from .laws import Law
 from .losses import MeanPooledSquaredError
 

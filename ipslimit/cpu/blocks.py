@@ -1,7 +1,7 @@
 """The fused CPU kernel on WIDTH heads and one context, which together stay in cache.
 
 Everything here is compiled and allocates nothing: temporaries live in a flat scratch array `s`, at
-offsets that `plan` lays out. The loops over contexts, heads and seeds are in `loops`.
+offsets that `plan` lays out. The loops over contexts, heads and seeds are in `kernel`.
 
 Names follow the notation of the project: q, k, v, o, logits, a (attention), z = a v, and the
 cotangents d... of each. Four rewritings save work per token pair:

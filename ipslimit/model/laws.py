@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 import torch
 
-from .checks import require_bool, require_finite, require_int, require_real, require_room
+from ..checks import require_bool, require_finite, require_int, require_real, require_room
 from .heads import BIASES, Heads, Layout
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from .checks import require_tensor
+from ..checks import require_tensor
 from .heads import Heads, Layout
 
 # (A, B): A takes the factor c, B its inverse; biases bq, bk, bv go with their matrices.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..checks import require_int, require_real
+from ...checks import require_int, require_real
 
 if TYPE_CHECKING:
-    from .gram import Trajectory
+    from .gram import TrainingPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Backbone:
 
     Attributes
     ----------
-    trajectory : Trajectory
+    trajectory : TrainingPath
     coefficients : array (R,)
         v is the sum of coefficients times rows. Its sign is that of the last displacement used.
     spectrum : array
         Shares of all principal components, descending, summing to 1.
     """
 
-    trajectory: Trajectory
+    trajectory: TrainingPath
     coefficients: np.ndarray
     spectrum: np.ndarray
 
@@ -135,7 +135,7 @@ class Backbone:
         return along, _leg(np.sqrt(np.maximum(squares, 0.0)), along)
 
 
-def principal(trajectory: Trajectory, rows: np.ndarray) -> Backbone:
+def principal(trajectory: TrainingPath, rows: np.ndarray) -> Backbone:
     """Principal direction of rows, each scaled to norm 1, without centring."""
     norms = trajectory.norms(rows)
     if not len(rows) or (norms == 0).any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_bool, require_choice, require_real
+from ...checks import require_bool, require_choice, require_real
 from ..heads import MATRICES, Heads, Layout
 from .adamw import AdamW
 from .base import CompiledRule, State, compiled_rule
@@ -86,7 +86,7 @@ class SBOAdamW(AdamW):
         if means is None:
             raise TypeError(
                 f"means must be given to {self!r}; got none. Compute them with "
-                "ipslimit.rules.input_means."
+                "ipslimit.model.rules.input_means."
             )
         layout, m = heads.layout, state["m"]
         centre = self._moved_centre(state, means, step)

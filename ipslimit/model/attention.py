@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 
 from ..checks import require_bool, require_same, require_tensor, shown
-from ..heads import Heads
+from ..cpu.dispatch import choose
 from . import eager
-from .dispatch import choose
+from .heads import Heads
 
 __all__ = ["attention_field", "attention_vjp"]
 
@@ -169,7 +169,7 @@ def _path(x: torch.Tensor, heads: Heads):
     chosen = choose(contexts, heads.count, tokens, d, heads.m, x.dtype, x.device)
     if chosen == "eager":
         return eager
-    from . import fused  # numba takes a second to import
+    from ..cpu import fused  # numba takes a second to import
 
     return fused
 

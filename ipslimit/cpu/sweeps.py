@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..attention.blocks import plan
-from ..attention.loops import seed_field, seed_vjp
 from ..compilation import compiled_entry
-from ..rules import compiled
-from ..rules.compiled import input_means, update, uses_means
+from . import rules as compiled
+from .blocks import plan
+from .kernel import seed_field, seed_vjp
+from .rules import input_means, update, uses_means
 
 
 @njit

@@ -1,7 +1,7 @@
 """Forward and backward through the layers, with the update of each layer on the way back.
 
-`Sweep` goes layer by layer through the public kernel, on any device. Where the fused kernel is
-chosen and the rule has a compiled form, `CompiledSweep` takes whole sweeps of a seed into one
+`Layers` goes layer by layer through the public kernel, on any device. Where the fused kernel is
+chosen and the rule has a compiled form, `CompiledLayers` takes whole sweeps of a seed into one
 compiled loop. Which one runs depends on the sizes and the rule alone. With a process group, either
 goes layer by layer through the heads of one process, and adds up over the processes (`sharded`).
 """
@@ -12,11 +12,9 @@ import dataclasses
 
 import torch
 
-from ..attention import attention_field, attention_vjp
-from ..attention.dispatch import choose
-from ..heads import Heads
-from ..rules import Rule, State, input_means
-from ..rules.base import compiled_form
+from .attention import attention_field, attention_vjp
+from .heads import Heads
+from .rules import Rule, State, input_means
 from .sharded import add_up
 
 
@@ -41,7 +39,7 @@ class Training:
     alive: torch.Tensor
 
 
-class Sweep:
+class Layers:
     """Through heads (L, seeds), layer by layer.
 
     Parameters
@@ -143,25 +141,3 @@ def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
     """The tensor, or a copy of it where it lies in the memory of others."""
     places = {other.untyped_storage().data_ptr() for other in others}
     return t.clone() if t.untyped_storage().data_ptr() in places else t
-
-
-def make_sweep(
-    heads: Heads,
-    causal: bool,
-    scale: float,
-    cost: dict[str, int],
-    rule: Rule,
-    contexts: int,
-    tokens: int,
-    group=None,
-) -> Sweep:
-    """The sweep for these sizes (heads per layer, contexts and tokens) and this rule.
-
-    With a process group, `heads` are those of this process.
-    """
-    arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
-    if choose(*arguments) == "eager" or compiled_form(rule, heads, 1, 1.0) is None:
-        return Sweep(heads, causal, scale, cost, group)
-    from .compiled import CompiledSweep  # numba takes a second to import
-
-    return CompiledSweep(heads, causal, scale, cost, group)

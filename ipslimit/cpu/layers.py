@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..attention import fused
-from ..heads import Heads
-from ..rules.base import SLOTS
-from ..rules.compiled import update_rows
-from . import Sweep, Training, loops
+from ..model.heads import Heads
+from ..model.layers import Layers, Training
+from ..model.rules.base import SLOTS
+from . import fused
+from . import sweeps as loops
+from .rules import update_rows
 
 # A layer's field is worth sharing out from so many vector operations on: calling and waking
 # threads for every layer costs a third of a millisecond.
 LAYER_OPERATIONS = 1e6
 
 
-class CompiledSweep(Sweep):
-    """`Sweep` on the fused kernel, with the rule in the same loop.
+class CompiledLayers(Layers):
+    """`Layers` on the fused kernel, with the rule in the same loop.
 
     Few seeds on many threads go layer by layer, where a single layer is shared out to the threads;
     the bits are the same. So do the processes of a group, which meet after every layer.

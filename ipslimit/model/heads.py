@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from .checks import require_same, require_tensor
+from ..checks import require_same, require_tensor
 
 MATRICES = ("q", "k", "v", "o")
 BIASES = ("bq", "bk", "bv", "bo")

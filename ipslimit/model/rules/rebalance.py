@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_int, require_real, shown
+from ...checks import require_int, require_real, shown
 from ..heads import Heads, Layout
 from ..symmetry import balancing_factors, pair_scale
 from .base import CompiledRule, Rule, State, compiled_form

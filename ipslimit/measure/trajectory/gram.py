@@ -13,7 +13,7 @@ from numbers import Integral
 
 import numpy as np
 
-from ..checks import require_int, require_real, shown
+from ...checks import require_int, require_real, shown
 from .backbone import Backbone, Rolling, principal
 
 
@@ -94,7 +94,7 @@ def random_walk_share(steps: Sequence[float]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trajectory:
+class TrainingPath:
     """A run as the inner products of its displacements Delta_k = theta_k - theta_0.
 
     Parameters
@@ -215,7 +215,7 @@ class Trajectory:
             shares=np.array([window.share for window in windows]),
         )
 
-    def until(self, step: float) -> Trajectory:
+    def until(self, step: float) -> TrainingPath:
         """The trajectory with the displacements after `step` left out; other rows stay."""
         step = require_real("step", step)
         count = sum(t <= step for t in self.steps)
@@ -229,7 +229,7 @@ class Trajectory:
         marks = {
             name: slice(rows.start - cut, rows.stop - cut) for name, rows in self.marks.items()
         }
-        return Trajectory(self.gram[np.ix_(keep, keep)], self.steps[:count], marks)
+        return TrainingPath(self.gram[np.ix_(keep, keep)], self.steps[:count], marks)
 
 
 def _increasing(name: str, values: Sequence[float]) -> np.ndarray:

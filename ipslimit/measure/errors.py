@@ -20,9 +20,9 @@ from typing import Protocol
 
 import torch
 
+from ..model.rules.identity import require_same_rule
+from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
-from .rules.identity import require_same_rule
-from .runs import ParticleRun, first_seed
 
 Row = dict[str, object]
 

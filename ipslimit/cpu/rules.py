@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
-from .base import NAMES
+from ..model.rules.base import NAMES
 
 SGD, ADAMW, BLOCK_ADAMW, SBO = range(len(NAMES))
 

@@ -1,7 +1,7 @@
 """Field and VJP on the CPU with heads in vector registers: the fast path for small heads.
 
 The same flat interface as `eager`: x (R, B, N, d), packed heads (R, P, H), weights (R, H).
-The compiled loops are in `loops`, the vector type they are written with in `lanes`.
+The compiled loops are in `kernel`, the vector type they are written with in `lanes`.
 
 Work is cut into tasks (seed, group of contexts, group of head blocks), and the results of the
 groups are added in their order. How is decided by B, H, N, d and m alone, so that neither the
@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ..heads import BIASES, Layout
-from . import loops
+from ..model.heads import BIASES, Layout
+from . import kernel as loops
 from .lanes import LANES
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about

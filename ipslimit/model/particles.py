@@ -15,17 +15,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from .checks import require_int, require_real, require_room, resolve_device, shown
+from ..checks import require_int, require_real, require_room, resolve_device, shown
+from ..cpu.dispatch import choose
 from .heads import Heads
 from .laws import Atoms
-from .layers import Sweep, Training, make_sweep
-from .layers.sharded import require_group, shard
+from .layers import Layers, Training
 from .problem import Problem
 from .rules import Rule
-from .rules.base import is_built_in
+from .rules.base import compiled_form, is_built_in
 from .rules.identity import require_identity, rule_text
 from .rules.trial import require_rule
 from .runs import ParticleRun, empty_run, repeated
+from .sharded import require_group, shard
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
@@ -224,7 +225,7 @@ def _train(
     if not is_built_in(rule):  # they may be the heads themselves, one tensor twice, or the rule's
         state = {name: t.clone() for name, t in state.items()}
     scale = float(heads.lead[0]) ** -residual_exponent
-    sweep = make_sweep(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
+    layers = make_layers(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
     contexts, targets = problem.contexts.to(device), problem.targets.to(device)
     for step in range(steps + 1):
         keep = step in record
@@ -232,8 +233,8 @@ def _train(
             if record_heads:
                 run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
             if problem.probes:
-                _record_probes(sweep, problem, run, step, device)
-        x = sweep.forward(contexts)
+                _record_probes(layers, problem, run, step, device)
+        x = layers.forward(contexts)
         loss, p_end = problem.loss_and_costate(x[-1], targets)
         run.loss[:, step] = loss
         run.flag(step, torch.isfinite(x[-1]).flatten(1).all(1) & torch.isfinite(loss))
@@ -243,7 +244,7 @@ def _train(
         if step < steps:
             per_token = 1.0 / (problem.B * problem.N)
             training = Training(rule, state, step + 1, per_token, ~run.diverged)
-        p = sweep.backward(x, p_end, keep, training)
+        p = layers.backward(x, p_end, keep, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
         run.flag(step, torch.isfinite(p[0]).flatten(1).all(1))
         if keep:
@@ -253,11 +254,11 @@ def _train(
     return run
 
 
-def _record_probes(sweep: Sweep, problem: Problem, run: ParticleRun, step: int, device) -> None:
+def _record_probes(layers: Layers, problem: Problem, run: ParticleRun, step: int, device) -> None:
     contexts, targets = (t.to(device) for t in problem.probes)
-    x = sweep.forward(contexts)
+    x = layers.forward(contexts)
     run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
-    p = sweep.backward(x, p_end, keep=True)
+    p = layers.backward(x, p_end, keep=True)
     run.probe_x[step], run.probe_p[step] = x.transpose(0, 1), p.transpose(0, 1)
 
 
@@ -313,3 +314,25 @@ def _is_sequence(value: object) -> bool:
     except TypeError:  # also of tensors and arrays without a dimension, which claim to be iterable
         return False
     return True
+
+
+def make_layers(
+    heads: Heads,
+    causal: bool,
+    scale: float,
+    cost: dict[str, int],
+    rule: Rule,
+    contexts: int,
+    tokens: int,
+    group=None,
+) -> Layers:
+    """The passes for these sizes (heads per layer, contexts and tokens) and this rule.
+
+    With a process group, `heads` are those of this process.
+    """
+    arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
+    if choose(*arguments) == "eager" or compiled_form(rule, heads, 1, 1.0) is None:
+        return Layers(heads, causal, scale, cost, group)
+    from ..cpu.layers import CompiledLayers  # numba takes a second to import
+
+    return CompiledLayers(heads, causal, scale, cost, group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .checks import require_tensor
+from ..checks import require_tensor
 
 
 class MeanPooledSquaredError:

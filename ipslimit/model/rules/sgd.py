@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import require_real
+from ...checks import require_real
 from ..heads import Heads
 from .base import CompiledRule, Rule, State, compiled_rule
 

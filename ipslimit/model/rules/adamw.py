@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import require_bool, require_real, shown
+from ...checks import require_bool, require_real, shown
 from ..heads import Heads
 from .base import CompiledRule, Rule, State, compiled_rule
 

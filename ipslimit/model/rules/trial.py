@@ -13,7 +13,7 @@ import random
 import numpy as np
 import torch
 
-from ..checks import shown
+from ...checks import shown
 from ..heads import Heads, Layout
 from .base import Rule, State, is_built_in
 from .identity import NAMELESS, rule_text, snapshot

@@ -20,7 +20,7 @@ SLOTS = 4
 
 
 class CompiledRule(NamedTuple):
-    """One step of a rule as numbers, for the loops in `rules.compiled`.
+    """One step of a rule as numbers, for the loops in `cpu.rules`.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class CompiledRule(NamedTuple):
 
     @property
     def step(self) -> tuple:
-        """What `rules.compiled.update` takes."""
+        """What `cpu.rules.update` takes."""
         return self.code, self.numbers, self.ends, self.damping
 
 
@@ -175,7 +175,7 @@ class Rule(Identified, abc.ABC):
         return []
 
     def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
-        """The same step for the loops in `rules.compiled`; None if it has none.
+        """The same step for the loops in `cpu.rules`; None if it has none.
 
         A subclass has the compiled form of its parent as long as it overrides none of what that
         form stands for; see `compiled_form`, which is how to ask for it.

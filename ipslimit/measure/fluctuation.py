@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import torch
 
-from .heads import Heads
-from .laws import Atoms
-from .particles import train_from
-from .problem import Problem
-from .rules import Rule
-from .rules.identity import require_same_rule, rule_text
-from .runs import ParticleRun, empty_run
+from ..model.heads import Heads
+from ..model.laws import Atoms
+from ..model.particles import train_from
+from ..model.problem import Problem
+from ..model.rules import Rule
+from ..model.rules.identity import require_same_rule, rule_text
+from ..model.runs import ParticleRun, empty_run
 
 # The derivative is a central difference at this multiple of the noise itself: small enough that the
 # next order is a hundredth of what it is at the noise, large enough for the roundings of float32.

@@ -1,0 +1,13 @@
+"""Geometry of training trajectories: the backbone direction, from inner products alone."""
+
+from .backbone import Backbone, Rolling
+from .gram import TrainingPath, displacements, gram_matrix, random_walk_share
+
+__all__ = [
+    "Backbone",
+    "Rolling",
+    "TrainingPath",
+    "displacements",
+    "gram_matrix",
+    "random_walk_share",
+]

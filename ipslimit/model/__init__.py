@@ -1,0 +1,11 @@
+"""The model: what the particle transformer and the limit share, and the particle transformer.
+
+heads      theta = (Q, K, V, O), many at once, with weights: the measure nu
+attention  the field of that measure and its transpose; `eager` computes it with torch
+laws       which heads training starts from, and their quadrature
+problem    contexts, targets, loss, law
+rules      optimizer rules: pure maps of heads, used by layers and depth nodes alike
+layers     forward and backward through the layers, with each layer's update on the way back
+particles  the training run of the particle transformer;  runs: what it gives
+sharded    the same over several processes
+"""

@@ -1,6 +1,0 @@
-"""Geometry of training trajectories: the backbone direction, from inner products alone."""
-
-from .backbone import Backbone, Rolling
-from .gram import Trajectory, displacements, gram_matrix, random_walk_share
-
-__all__ = ["Backbone", "Rolling", "Trajectory", "displacements", "gram_matrix", "random_walk_share"]
