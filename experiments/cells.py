@@ -77,7 +77,7 @@ def measure_cell(
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "nonlinearity": []}
     run = _train_in_parts(study, device, depth, count, together)
     predicted, nonlinearity = None, []
-    if study.constant and setting.law == "atoms":
+    if study.constant and setting.exact:
         problem, rule = setting.make_problem(), setting.make_rule()
         predicted = predict_fluctuation(problem, rule, run, device, together)
         nonlinearity = [[*key, value] for key, value in predicted.nonlinearity.items()]
@@ -110,7 +110,7 @@ def _train_in_parts(
     parts = []
     for first in range(0, len(seeds), together):
         run = _train(study, device, depth, count, seeds=seeds[first : first + together])
-        if study.setting.law != "atoms":
+        if not study.setting.exact:
             run.heads.clear()  # nothing is measured of them
         parts.append(run)
     return joined(parts)
@@ -137,8 +137,8 @@ def _train(
 def cell_cost(study: Study, depth: int, count: int | None) -> int:
     """Numbers touched in a cell, about: what its time is proportional to."""
     setting, seeds = study.setting, study.sizes.seeds
-    exact = setting.law == "atoms"
-    stored = setting.atoms if exact else setting.nodes
+    exact = setting.exact
+    stored = setting.stored
     if count is None:
         passes = stored
     else:

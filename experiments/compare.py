@@ -280,10 +280,10 @@ class Compared:
 
     def settings(self) -> list[Setting]:
         """The setting under each rule; all of them with biases, if one rule needs them."""
-        rules = [dataclasses.replace(self.setting, rule=rule) for rule in self.against]
+        rules = [self.setting.varied(rule=rule) for rule in self.against]
         settings = [self.setting, *rules]
         biases = any(setting.has_biases for setting in settings)
-        return [dataclasses.replace(setting, biases=biases) for setting in settings]
+        return [setting.varied(biases=biases) for setting in settings]
 
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""

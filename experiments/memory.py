@@ -30,8 +30,8 @@ def cell_bytes(study: Study, depth: int, count: int | None, seeds: int | None = 
     """
     setting, total = study.setting, study.sizes.seeds
     together = total if seeds is None else min(seeds, total)
-    exact = setting.law == "atoms"
-    stored = setting.atoms if exact else setting.nodes
+    exact = setting.exact
+    stored = setting.stored
     size = DTYPES[setting.dtype].itemsize
     parameters, state = _numbers_of_a_head(setting)
     layer, copies = size * parameters, 1 + state / parameters
@@ -91,7 +91,7 @@ def most_nodes(study: Study, memory: int) -> int:
     problem, rule = setting.make_problem(), setting.make_rule()
 
     def fits(nodes: int) -> bool:
-        chosen = dataclasses.replace(study, setting=dataclasses.replace(setting, nodes=nodes))
+        chosen = dataclasses.replace(study, setting=setting.varied(nodes=nodes))
         limit = limit_bytes(problem, rule, len(setting.recorded), nodes, LEAST_ELEMENTS)
         return max(limit, cell_bytes(chosen, depth, None)) <= memory
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -55,13 +56,15 @@ def rates_figure(result, study) -> Figure:
     return figure
 
 
-def caption(setting) -> str:
-    """The setting in one line."""
-    law = f"{setting.atoms} atoms" if setting.law == "atoms" else setting.law
+def caption(setting, without: Sequence[str] = ()) -> str:
+    """The setting in one line, but for the options `without`."""
+    law = f"{setting.atoms} atoms" if setting.exact else setting.law
     mask = "causal" if setting.causal else "no mask"
+    options = [f"{name} {setting.option(name):g}" for name in ("lr", "eps") if name not in without]
+    rule = ", ".join([rule_name(setting), *options])
     return (
-        f"{rule_name(setting)}, lr {setting.lr:g}, eps {setting.eps:g}; {law}, d={setting.d}, "
-        f"m={setting.m}, N={setting.tokens}, B={setting.contexts}, {mask}"
+        f"{rule}; {law}, d={setting.d}, m={setting.m}, N={setting.tokens}, B={setting.contexts}, "
+        f"{mask}"
     )
 
 

@@ -144,6 +144,24 @@ class Setting:
         require_room("atoms, d and m", 4 * self.atoms * self.d * self.m, torch.float64)
         self.make_law().check_nodes(self.nodes, 0, ("nodes", "seed"))
 
+    def varied(self, **values) -> Setting:
+        """The same with other values, of its own fields or of the options of its rule or law."""
+        return dataclasses.replace(self, **values)
+
+    def option(self, name: str) -> object:
+        """What an option of its rule or law is set to."""
+        return getattr(self, name)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the law's integral over heads is a finite sum."""
+        return self.law == "atoms"
+
+    @property
+    def stored(self) -> int:
+        """Heads that stand for the whole law: its atoms, or the nodes of its quadrature."""
+        return self.atoms if self.exact else self.nodes
+
     @property
     def recorded(self) -> tuple[int, ...]:
         """Steps compared: `record`, or 0 and the last."""

@@ -231,7 +231,7 @@ class Sweep:
         tasks = {tuple(group): arguments(group) for group in groups}
         study = self.study
         if plan.missing:  # over the nodes of the limit, which may be more than asked for
-            setting = dataclasses.replace(study.setting, nodes=plan.limit["nodes"])
+            setting = study.setting.varied(nodes=plan.limit["nodes"])
             study = dataclasses.replace(study, setting=setting)
         shared = (study, str(self.device), limit, memory)
         for group, contents in engine.run(measure_cells, shared, tasks):

@@ -73,7 +73,7 @@ class GaugeSetting(Checked):
 
     def check(self) -> None:
         super().check()
-        if self.setting.law != "atoms":
+        if not self.setting.exact:
             raise ValueError(
                 f"law must be atoms, whose pairs can be rescaled; got {self.setting.law}. Leave "
                 "law out."

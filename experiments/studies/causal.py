@@ -46,7 +46,7 @@ class Causal(ClauseStudy):
 
     def find(self, progress: bool = True) -> Finding:
         masks = {"no mask": False, "causal": True}
-        settings = [dataclasses.replace(self.setting, causal=mask) for mask in masks.values()]
+        settings = [self.setting.varied(causal=mask) for mask in masks.values()]
         found = self.sweep([self.study(setting) for setting in settings], progress)
         results = dict(zip(masks, found, strict=True))
         steps = self.setting.recorded

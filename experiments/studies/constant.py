@@ -46,7 +46,7 @@ class Constant(ClauseStudy):
 
     def check(self) -> None:
         super().check()
-        if self.setting.law != "atoms":
+        if not self.setting.exact:
             raise ValueError(
                 "law must be atoms, whose draws are the noise that the prediction responds to; "
                 f"got {self.setting.law!r}. Leave --law out."

@@ -88,9 +88,11 @@ class Dimension(FamilyStudy):
 
     def _setting(self, family: str, rule: str, d: int) -> FairSetting:
         least = min(self.values)
-        lr = self.setting.lr * (1.0 if rule == "adamw" else math.sqrt(self.setting.m * least))
+        lr = self.setting.option("lr") * (
+            1.0 if rule == "adamw" else math.sqrt(self.setting.m * least)
+        )
         embedded = least if family == "embedded" else 0
-        return dataclasses.replace(self.setting, d=d, rule=rule, lr=lr, embedded=embedded)
+        return self.setting.varied(d=d, rule=rule, lr=lr, embedded=embedded)
 
     def find(self, progress: bool = True) -> Finding:
         settings = {

@@ -90,14 +90,14 @@ class Epsilon(ClauseStudy):
             raise ValueError("rule must have an eps: adamw or block-adamw; got 'sgd'. Use adamw.")
 
     def find(self, progress: bool = True) -> Finding:
-        settings = [dataclasses.replace(self.setting, eps=eps) for eps in self.values]
+        settings = [self.setting.varied(eps=eps) for eps in self.values]
         found = self.sweep([self.study(setting) for setting in settings], progress)
         results = {f"{eps:g}": result for eps, result in zip(self.values, found, strict=True)}
         control, damaged = self.control(progress)
         trend = control_trend(control, self.raw_eps)
         step = self.setting.recorded[-1]
         columns, rows = fit_rows(results, "eps")
-        words = caption(self.setting).replace(f", eps {self.setting.eps:g}", "")
+        words = caption(self.setting, without=("eps",))
         words += f"; {self.sizes.seeds} seeds"
         return self.finding(
             sentence(results, step, control, trend),
@@ -190,13 +190,13 @@ class Epsilon(ClauseStudy):
         return {"cells": done, "limits": limit}, cells.damaged
 
     def _rule(self, eps: float) -> AdamW | BlockAdamW:
-        return dataclasses.replace(self.setting, eps=eps).make_rule()
+        return self.setting.varied(eps=eps).make_rule()
 
     def _control_cell(self, depth: int, heads: int) -> dict:
         problem, steps = self.setting.make_problem(), self.setting.steps
         losses = {}
         for name, eps in (
-            ("scaled", self.setting.eps),
+            ("scaled", self.setting.option("eps")),
             ("raw", self.raw_eps * depth * heads),
             ("decayed", NEVER),
         ):
@@ -227,7 +227,7 @@ class Epsilon(ClauseStudy):
                     **self.setting.quadrature(),
                 ).loss[-1]
             )
-            for name, eps in (("scaled", self.setting.eps), ("decayed", NEVER))
+            for name, eps in (("scaled", self.setting.option("eps")), ("decayed", NEVER))
         }
 
 

@@ -48,7 +48,7 @@ class FamilyStudy(ClauseStudy):
         """The results of every setting, one a problem."""
         problems = range(self.problem_count)
         studies = [
-            self.study(dataclasses.replace(setting, problem_seed=setting.problem_seed + problem))
+            self.study(setting.varied(problem_seed=setting.problem_seed + problem))
             for setting in settings.values()
             for problem in problems
         ]

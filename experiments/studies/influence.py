@@ -67,7 +67,7 @@ class Influence(ClauseStudy):
                 f"eps_values must be distinct, at least one; got {list(self.eps_values)}. "
                 "Name each once."
             )
-        if self.setting.law != "atoms":
+        if not self.setting.exact:
             raise ValueError(
                 "law must be atoms, where a redrawn head is one count that moves; got "
                 f"{self.setting.law!r}. Leave --law out."
@@ -90,7 +90,7 @@ class Influence(ClauseStudy):
             if (found := _mean_row(done, eps, step, v, least))
         ]
         diverged = sum(content["diverged"] for content in done.values())
-        words = caption(self.setting).replace(f", eps {self.setting.eps:g}", "")
+        words = caption(self.setting, without=("eps",))
         words += f"; {self.sizes.seeds} seeds"
         columns = [
             "eps",
@@ -193,7 +193,7 @@ class Influence(ClauseStudy):
             for w in wanted:
                 if w not in done:
                     eps, depth, heads = w
-                    setting = dataclasses.replace(self.setting, eps=eps)
+                    setting = self.setting.varied(eps=eps)
                     done[w] = measure_redraws(
                         setting.make_problem(),
                         setting.make_rule(),

@@ -58,7 +58,7 @@ class Laws(ClauseStudy):
             )
 
     def find(self, progress: bool = True) -> Finding:
-        settings = [dataclasses.replace(self.setting, law=law) for law in LAWS]
+        settings = [self.setting.varied(law=law) for law in LAWS]
         found = self.sweep([self.study(setting) for setting in settings], progress)
         results = dict(zip(LAWS, found, strict=True))
         steps = self.setting.recorded

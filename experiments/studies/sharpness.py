@@ -221,11 +221,11 @@ class Sharpness(ClauseStudy):
         total = len(self.lrs) * (self.restart_count + self.ascent_count * (1 + self.try_count))
         with progress_bar(total, 0, f"{self.NAME}, search", progress) as bar:
             for lr in self.lrs:
-                setting = dataclasses.replace(self.setting, lr=lr)
+                setting = self.setting.varied(lr=lr)
                 key = (dataclasses.asdict(setting), dataclasses.asdict(sizes))
 
                 def slope(point: Sequence[float], setting=setting) -> float:
-                    own = dataclasses.replace(setting, point=tuple(point))
+                    own = setting.varied(point=tuple(point))
                     return slope_of_x(own, sizes, device)
 
                 tried: list[tuple[float, int]] = []
@@ -396,7 +396,8 @@ def sentence(
         f"Exponents of x in L: {'; '.join(parts[:2])}. Exponents in L of the share of layers whose "
         f"first step noise turns: {', '.join(texts) or 'none could be fitted'}; a seed's own noise "
         f"predicts its mean within {100 * off:.2g} %. Of {study.restart_count} random problems and "
-        f"{study.ascent_count * study.try_count} perturbed ones at eps {study.setting.eps:g}, "
+        f"{study.ascent_count * study.try_count} perturbed ones at eps "
+        f"{study.setting.option('eps'):g}, "
         f"measured afresh: {'; '.join(parts[2:])}."
     )
 

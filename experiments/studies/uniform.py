@@ -96,7 +96,7 @@ class Uniform(ClauseStudy):
                 f"record must name one step, whose heads are frozen; got "
                 f"{list(self.setting.recorded)}."
             )
-        if self.setting.law != "atoms":
+        if not self.setting.exact:
             raise ValueError(f"law must be atoms; got {self.setting.law!r}. Leave --law out.")
 
     def find(self, progress: bool = True) -> Finding:

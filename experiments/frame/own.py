@@ -1,0 +1,111 @@
+"""A class of the user's own, out of a file of his: `mine.py:Lion` wherever a name is asked for.
+
+The file is run once, as a module of its own whose name is a digest of its text. Worker processes
+find that module by its name again (`carried`), so what is defined in such a file can be sent to
+them; a text that was edited since is another module, and what was computed with the old one is
+not taken for its results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from ipslimit.checks import shown
+
+PREFIX = "ipslimit_own_"
+# File and text of every module made here, by its name.
+_sources: dict[str, tuple[str, bytes]] = {}
+
+
+def is_own(text: str) -> bool:
+    """Whether a name is meant as one in a file, FILE.py:NAME."""
+    return ".py:" in text
+
+
+def own_class(option: str, text: str, kind: type) -> type:
+    """The class NAME of FILE, where `text` is FILE.py:NAME.
+
+    Parameters
+    ----------
+    option : str
+        What asks for it, for messages.
+    text : str
+    kind : type
+        What it must be a subclass of.
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, it cannot be run, or has no such class.
+    """
+    file, _, name = text.rpartition(":")
+    module = module_of(option, file)
+    found = getattr(module, name, None)
+    if not isinstance(found, type) or not issubclass(found, kind):
+        there = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type)
+            and issubclass(value, kind)
+            and value.__module__ == module.__name__
+        ]
+        what = f"a class of {kind.__module__.partition('.')[0]}.{kind.__name__}"
+        raise ValueError(
+            f"{option} must name {what} in {file}; got {shown(name)}. "
+            + (f"Use {file}:{there[0]}." if there else f"Define {name}({kind.__name__}) there.")
+        )
+    return found
+
+
+def module_of(option: str, file: str) -> ModuleType:
+    """The module that a file of the user's makes, run once for each text of it."""
+    try:
+        source = Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{option} must name a file that can be read; got {file} ({error.strerror or error}). "
+            "Write it as path/to/file.py:Name."
+        ) from None
+    return _run(option, file, source)
+
+
+def digest_of(kind: type) -> str | None:
+    """Of the text of the file that defines a class, if that is one of the user's own files."""
+    name = kind.__module__
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+
+def _run(option: str, file: str, source: bytes) -> ModuleType:
+    name = PREFIX + hashlib.sha256(source).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=os.path.abspath(file))
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = spec.origin
+    sys.modules[name] = module  # dataclasses look themselves up there
+    try:
+        exec(compile(source, spec.origin, "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(
+            f"{option} must name a Python file that runs; {file} raised {type(error).__name__}: "
+            f"{error}. Mend that file."
+        ) from error
+    _sources[name] = module.__file__, source
+    return module
+
+
+def carried() -> dict[str, tuple[str, bytes]]:
+    """What a worker needs to find the modules of this process: file and text by module name."""
+    return dict(_sources)
+
+
+def receive(modules: dict[str, tuple[str, bytes]]) -> None:
+    """Make the modules of another process, of which `carried` told, known in this one."""
+    for file, source in modules.values():
+        _run("the file", file, source)
