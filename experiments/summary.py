@@ -6,8 +6,8 @@ import math
 import re
 from collections import Counter, defaultdict
 
+from ipslimit.measure.rates.choices import QUADRATURE_FLOOR
 from ipslimit.measure.rates.share import percent
-from ipslimit.measure.rates.single import QUADRATURE_FLOOR
 
 from .sweep import SweepResult
 

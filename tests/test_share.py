@@ -17,9 +17,9 @@ from scipy.stats import norm
 
 from ipslimit.experiments.study import Sizes
 from ipslimit.measure.rates import fit_rates
-from ipslimit.measure.rates.settings import check_settings
+from ipslimit.measure.rates.cells import Floor
+from ipslimit.measure.rates.choices import choices
 from ipslimit.measure.rates.share import BENT, HELD, OPEN, SLOWER, STRAIGHT, find_share
-from ipslimit.measure.rates.single import Floor
 from ipslimit.measure.rates.table import Cell
 
 SPREAD = 0.4  # of log e^2 over seeds
@@ -64,7 +64,7 @@ def draw(rng, factor, cells=CELLS, seeds=16, paired=False):
 
 
 def share(cells, start=None, of="L", variable="x", floor=None, **changes):
-    settings = check_settings(None, 1.0, 100, 0.95, 0, changes.pop("shared_draws", False))
+    settings = choices(None, 1.0, 100, 0.95, 0, changes.pop("shared_draws", False))
     return find_share(cells, of, variable, start or {}, settings, floor or Floor())
 
 

@@ -1,12 +1,13 @@
 """Convergence rates: exponents in L and H, with intervals, from a table of errors.
 
 The errors of a run are read by `table`; `noise` resamples the seeds; `leastsquares` holds the one
-estimator behind every random fit; `single` fits one exponent, `joint` the model
-a/L + b L^-g H^-h; `share` bounds what of a fluctuation may fall more slowly than -1/2, by the
-`profile` of its likelihood; `settings` holds the rules, fixed beforehand; `fit` walks through a
-study and collects what came out; `paired` compares two studies that share their draws. `trend` fits
-the slope of an error in any other size, such as the number of tokens; `constant` compares the
-fluctuation with its prediction, without a fit, and fits the prediction's own trend in L.
+estimator behind every random fit; `choices` holds what is fixed before the data are seen; `cells`
+chooses which of them a fit uses; `single` fits one exponent, `joint` the model a/L + b L^-g H^-h;
+`share` bounds what of a fluctuation may fall more slowly than -1/2, by the `profile` of its
+likelihood; `fit` walks through a table and collects what came out; `paired` compares two tables
+that share their draws. `trend` fits the slope of an error in any other size, such as the number of
+tokens; `constant` compares the fluctuation with its prediction, without a fit, and fits the
+prediction's own trend in L.
 """
 
 from .constant import constant_ratios, constant_trends

@@ -13,8 +13,9 @@ from collections import defaultdict
 import numpy as np
 import scipy
 
-from .settings import BOOTSTRAP, CORRECTION, check_level, check_settings
-from .single import Floor, Refused, fit_seeds
+from .cells import Floor
+from .choices import BOOTSTRAP, CORRECTION, Refused, choices, require_level
+from .single import fit_seeds
 from .table import read_table
 
 KEYS = ("step", "variable", "set", "L", "H")
@@ -48,7 +49,7 @@ def constant_ratios(table: list[dict], level: float = 0.95) -> list[dict]:
     Seeds are paired, since measured and predicted share their draws: the interval is Student's for
     the mean over seeds of the influence of a seed on the logarithm of the ratio.
     """
-    level = check_level(level)
+    level = require_level(level)
     cells: dict[tuple, dict[str, dict]] = defaultdict(lambda: defaultdict(dict))
     for row in table:
         if row["norm"] == "rms" and row["term"] in ("fluctuation", "predicted", "residual"):
@@ -112,12 +113,12 @@ def constant_trends(table: list[dict], level: float = 0.95) -> list[dict]:
     that this flips no sign, the trend is that of the response without flips, and the cells' own
     nonlinearity (see `ipslimit.fluctuation`) says that it is not the one at full size.
     """
-    settings = check_settings(None, CORRECTION, BOOTSTRAP, level, 0, False)
+    chosen = choices(None, CORRECTION, BOOTSTRAP, level, 0, False)
     predicted = [row | {"term": "fluctuation"} for row in table if row["term"] == "predicted"]
     found = []
     for (step, variable, _, where), terms in (read_table(predicted) if predicted else {}).items():
         try:
-            fit = fit_seeds(terms["fluctuation"], "L", "H", settings, Floor())
+            fit = fit_seeds(terms["fluctuation"], "L", "H", chosen, Floor())
         except Refused:
             continue
         found.append(
@@ -128,7 +129,9 @@ def constant_trends(table: list[dict], level: float = 0.95) -> list[dict]:
     return found
 
 
-def _interval(ratio, measured, predicted, level):
+def _interval(
+    ratio: float, measured: np.ndarray, predicted: np.ndarray, level: float
+) -> list[float] | None:
     count = len(measured)
     if count < 3:
         return None

@@ -1,14 +1,18 @@
 """From a table of errors to all its rates."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+from .cells import Floor
+from .choices import BOOTSTRAP, CORRECTION, Choices, Refused, choices, reference_errors
 from .joint import POWERS, JointFit, fit_joint
-from .settings import BOOTSTRAP, CORRECTION, check_settings, reference_errors
-from .share import Share, find_share
-from .single import Floor, RateFit, Refused, estimated_offset, fit_range, fit_seeds, plain
-from .table import read_table
+from .share import Share, find_share, rules
+from .single import RateFit, estimated_offset, fit_range, fit_seeds
+from .table import Cell, Table, plain, read_table
 
 KEYS = ("step", "variable", "norm", "set")
 
@@ -35,7 +39,7 @@ class RateFits:
     refused: list
     settings: dict
 
-    def select(self, **criteria):
+    def select(self, **criteria) -> list[RateFit]:
         """The `RateFit`s whose attributes equal the criteria, as in select(step=0, size="L").
 
         Raises
@@ -46,21 +50,21 @@ class RateFits:
         for name in criteria:
             if name not in RateFit.__dataclass_fields__:
                 raise TypeError(
-                    f"select got the criterion {name!r}; use attributes of RateFit, such as step, "
-                    "variable, term, norm, set, size, at"
+                    f"select takes attributes of RateFit; got {name!r}. Use step, "
+                    "variable, term, norm, set, size or at."
                 )
         if isinstance(criteria.get("at"), Real):
             criteria["at"] = plain(criteria["at"])
         return [f for f in self.fits if all(getattr(f, k) == v for k, v in criteria.items())]
 
-    def share(self, fit):
+    def share(self, fit: RateFit) -> Share | None:
         """The `Share` that belongs to a `RateFit`; None unless it is one of a fluctuation."""
         names = ("step", "variable", "norm", "set", "size", "at")
         key = [getattr(fit, name) for name in names]
         found = (s for s in self.shares if [getattr(s, name) for name in names] == key)
         return next(found, None) if fit.term == "fluctuation" else None
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         """Plain types for JSON, under "fits", "joint", "shares", "refused" and "settings"."""
         return {
             "fits": [f.as_dict() for f in self.fits],
@@ -70,7 +74,7 @@ class RateFits:
             "settings": self.settings,
         }
 
-    def __str__(self):
+    def __str__(self) -> str:
         head = ("step", "", "term", "norm", "set", "in", "at", "exponent", "")
         rows = [
             (
@@ -116,16 +120,16 @@ class RateFits:
 
 
 def fit_rates(
-    table,
+    table: Table,
     *,
-    reference_error=None,
-    window=None,
-    correction=CORRECTION,
-    bootstrap=BOOTSTRAP,
-    level=0.95,
-    seed=0,
-    shared_draws=False,
-):
+    reference_error: float | Mapping | None = None,
+    window: Mapping[str, Sequence[float]] | None = None,
+    correction: float = CORRECTION,
+    bootstrap: int = BOOTSTRAP,
+    level: float = 0.95,
+    seed: int = 0,
+    shared_draws: bool = False,
+) -> RateFits:
     """Exponents of the errors in L and in H, with intervals.
 
     For each step, variable, norm and set: the bias in L; fluctuation and total in L at each H and
@@ -205,7 +209,7 @@ def fit_rates(
     In simulations with 5 to 7 sizes this range holds -1 in 95 to 100 % of cases for offsets up to
     30 % of the smallest bias; a range that takes the limit as exact, in 36 to 88 % from 3 % on.
     """
-    settings = check_settings(window, correction, bootstrap, level, seed, shared_draws)
+    chosen = choices(window, correction, bootstrap, level, seed, shared_draws)
     groups = read_table(table)
     reference = reference_errors(reference_error, groups)
     fits, joint, shares, refused = [], [], [], []
@@ -213,8 +217,8 @@ def fit_rates(
         about = dict(zip(KEYS, group, strict=True))
         floors = pop_floors(terms, reference[group[:2]])
         for term, cells in terms.items():
-            cells = [c for c in cells if _inside(c, settings.window)]
-            for size, at, part, fit in _tasks(term, cells, settings, floors[term]):
+            cells = [c for c in cells if _inside(c, chosen.window)]
+            for size, at, part, fit in _tasks(term, cells, chosen, floors[term]):
                 named = {**about, "term": term, "size": size, "at": at}
                 try:
                     fits.append(RateFit(**named, **fit(part)))
@@ -223,14 +227,14 @@ def fit_rates(
                     continue
                 if term == "fluctuation":
                     start = _proved(groups, group)
-                    found = find_share(part, size, group[1], start, settings, floors[term])
+                    found = find_share(part, size, group[1], start, chosen, floors[term])
                     shares.append(Share(**_without(named, "term"), **found))
             if term == "total":
-                joint += _both_models(about, cells, settings, floors[term], refused)
-    return RateFits(fits, joint, shares, refused, settings.as_dict())
+                joint += _both_models(about, cells, chosen, floors[term], refused)
+    return RateFits(fits, joint, shares, refused, chosen.as_dict(rules()))
 
 
-def pop_floors(terms, reference):
+def pop_floors(terms: dict[str, list[Cell]], reference: float | dict | None) -> dict[str, Floor]:
     """term -> Floor, from the limit's own error or None and the quadrature rows, taken out."""
     unknown = reference is None
     own = Floor(estimated_offset(terms.get("bias", ())) if unknown else reference)
@@ -243,16 +247,18 @@ def pop_floors(terms, reference):
     }
 
 
-def _tasks(term, cells, settings, floor):
+def _tasks(term: str, cells: Sequence[Cell], chosen: Choices, floor: Floor) -> Iterator[tuple]:
     """(size that varies, fixed size, cells, fit) of every single exponent of a term."""
     if term == "bias":
-        yield "L", "inf", cells, lambda part: fit_range(part, settings, floor)
+        yield "L", "inf", cells, lambda part: fit_range(part, chosen, floor)
         return
     for of, other, at, part in random_parts(term, cells):
-        yield of, at, part, lambda p, of=of, other=other: fit_seeds(p, of, other, settings, floor)
+        yield of, at, part, lambda p, of=of, other=other: fit_seeds(p, of, other, chosen, floor)
 
 
-def random_parts(term, cells):
+def random_parts(
+    term: str, cells: Sequence[Cell]
+) -> Iterator[tuple[str, str | None, float | str, list[Cell]]]:
     """Every exponent over seeds: (size that varies, size with constants or None, at, cells)."""
     for of, other in (("L", "H"), ("H", "L")):
         for value in sorted({getattr(c, other) for c in cells}):
@@ -261,18 +267,20 @@ def random_parts(term, cells):
             yield of, other, "all", cells
 
 
-def _both_models(about, cells, settings, floor, refused):
+def _both_models(
+    about: dict, cells: Sequence[Cell], chosen: Choices, floor: Floor, refused: list[dict]
+) -> list[JointFit]:
     found = []
     for model in POWERS:
         try:
-            found.append(fit_joint(cells, model, settings, floor))
+            found.append(fit_joint(cells, model, chosen, floor))
         except Refused as why:
             refused.append(_refusal({**about, "term": "total", "size": "joint", "at": model}, why))
     least = min((f["residual"] for f in found), default=None)
     return [JointFit(**about, **f, better=f["residual"] == least) for f in found]
 
 
-def _proved(groups, group):
+def _proved(groups: dict, group: tuple) -> dict[tuple[float, float], Cell]:
     """Step 0 of a group by (L, H), where its fluctuation has exponents -1/2 [C]."""
     step, variable, *rest = group
     if step == 0 or variable not in ("x", "p"):
@@ -280,15 +288,15 @@ def _proved(groups, group):
     return {(c.L, c.H): c for c in groups.get((0, variable, *rest), {}).get("fluctuation", ())}
 
 
-def _refusal(named, why):
+def _refusal(named: dict, why: Exception) -> dict:
     return _without({**named, "in": named["size"], "reason": str(why)}, "size")
 
 
-def _without(named, name):
+def _without(named: dict, name: str) -> dict:
     return {key: value for key, value in named.items() if key != name}
 
 
-def _inside(cell, window):
+def _inside(cell: Cell, window: dict) -> bool:
     # The whole law (bias, H = inf) lies beyond every window in H.
     sizes = {"L": cell.L} if math.isinf(cell.H) else {"L": cell.L, "H": cell.H}
     return all(window[of][0] <= value <= window[of][1] for of, value in sizes.items())

@@ -1,14 +1,19 @@
 """The joint model of the total error over all (L, H): a/L + b L^-g H^-h."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
 import numpy as np
 import scipy
 
+from .cells import Floor, choose, need_sizes, with_seeds
+from .choices import Choices, Refused
 from .leastsquares import BEYOND, Undetermined, corrections, estimate
-from .single import Refused, choose, need_sizes, with_seeds
+from .table import Cell
 
 # How the parts add up: error^power = bias^power + fluctuation^power.
 POWERS = {"sum": 1, "quadrature": 2}
@@ -60,7 +65,7 @@ class JointFit:
     diverged: int
     note: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         parts = [
             f"{name} = {getattr(self, name):.3g} [{low:.3g}, {high:.3g}]"
             for name, (low, high) in self.intervals.items()
@@ -68,7 +73,7 @@ class JointFit:
         best = ", the better" if self.better else ""
         return f"{', '.join(parts)}; misfit {100 * self.residual:.1f} %{best}"
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         """Plain types for JSON; the intervals stand under "ci95" at 95 %."""
         out = asdict(self)
         intervals = {name: list(pair) for name, pair in out.pop("intervals").items()}
@@ -77,7 +82,7 @@ class JointFit:
         return {**out, "term": "total"}
 
 
-def fit_joint(cells, model, settings, floor):
+def fit_joint(cells: Sequence[Cell], model: str, chosen: Choices, floor: Floor) -> dict:
     """Fit one of the two joint models in log error by penalised least squares.
 
     Bias-dominated cells scatter less than fluctuation-dominated ones, so the weights follow the
@@ -89,13 +94,13 @@ def fit_joint(cells, model, settings, floor):
     window = {of: need_sizes(cells, of, notes) for of in ("L", "H")}
     if len(cells) <= len(NAMES):
         raise Refused(f"{len(cells)} cells for {len(NAMES)} parameters; fill the (L, H) grid")
-    noise = settings.noise(cells)
+    noise = chosen.noise(cells)
     L = np.array([c.L for c in cells])
     H = np.array([c.H for c in cells])
     y = np.array([c.log_error for c in cells])
     columns = np.column_stack([np.ones_like(L), np.log(L), np.log(H)])
     weights = noise.smooth_variance(columns)
-    curve = _Curve(L, H, POWERS[model], settings.correction)
+    curve = _Curve(L, H, POWERS[model], chosen.correction)
     unit = y.mean()  # keeps the parameters of order one, whatever the scale of the errors
     y = y - unit
     best = _solve(curve, y, weights)
@@ -108,9 +113,7 @@ def fit_joint(cells, model, settings, floor):
         found = estimate(design, bare, noise, weights, curve.allowance, [L, H])
     except Undetermined as why:
         raise Refused(str(why)) from None
-    half = [
-        found.half_width(j, settings.level) + floor.reach(found.map[j], cells) for j in range(4)
-    ]
+    half = [found.half_width(j, chosen.level) + floor.reach(found.map[j], cells) for j in range(4)]
     # The constant b lies outside the data, at L = H = 1, and is less well known than g and h.
     if not (max(half[2:]) < USELESS and half[1] < 10 * USELESS):
         raise Refused("bias and fluctuation cannot be told apart on these sizes")
@@ -123,7 +126,7 @@ def fit_joint(cells, model, settings, floor):
         model=model,
         **values,
         intervals=intervals,
-        level=settings.level,
+        level=chosen.level,
         residual=float(np.sqrt(np.mean(uncorrected**2))),
         cells=len(cells),
         window=window,
@@ -140,14 +143,14 @@ class _Curve:
     linearly, so that "no bias seen" is an ordinary value of its parameter.
     """
 
-    def __init__(self, L, H, power, correction):
+    def __init__(self, L: np.ndarray, H: np.ndarray, power: int, correction: float) -> None:
         self.L, self.H, self.power, self.scale = L, H, power, 1.0
         self.bias_corrections = BIAS_CORRECTION * np.column_stack([1 / L, L**-2.0])
         self.fluct_corrections = corrections(L, H, "L")
         known = self.bias_corrections.shape[1] + self.fluct_corrections.shape[1]
         self.allowance = np.array([np.inf] * 4 + [correction] * known)
 
-    def __call__(self, q):
+    def __call__(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         p, n = self.power, self.bias_corrections.shape[1]
         # A trial step of the search may go anywhere; it must come back as bad, not as inf.
         unit = self.scale * self.L**-p * _exp(p * (self.bias_corrections @ q[4 : 4 + n]))
@@ -168,7 +171,7 @@ class _Curve:
         )
         return np.log(total) / p, design
 
-    def start(self, y, weights):
+    def start(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Best of a grid over (g, h), where a^power and b^power follow linearly."""
         p = self.power
         best = (np.inf, None)
@@ -185,7 +188,7 @@ class _Curve:
         self.scale = bias
         return np.array([1.0, math.log(fluct) / p, g, h] + [0.0] * (len(self.allowance) - 4))
 
-    def readable(self, q, half, unit):
+    def readable(self, q: np.ndarray, half: Sequence[float], unit: float) -> tuple[dict, dict]:
         """Values and intervals of a, b, g, h, for errors in units of exp(unit)."""
         values, intervals = {}, {}
         for j, name in enumerate(NAMES):
@@ -199,18 +202,18 @@ class _Curve:
         return values, intervals
 
 
-def _exp(x):
+def _exp(x: np.ndarray) -> np.ndarray:
     return np.exp(np.clip(x, -200.0, 200.0))
 
 
-def _solve(curve, y, weights):
+def _solve(curve: _Curve, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     scale = 1 / np.sqrt(weights)
     penalty = 1 / curve.allowance[4:]
 
-    def rows(q):
+    def rows(q: np.ndarray) -> np.ndarray:
         return np.concatenate([(curve(q)[0] - y) * scale, q[4:] * penalty])
 
-    def slopes(q):
+    def slopes(q: np.ndarray) -> np.ndarray:
         below = np.hstack([np.zeros((len(penalty), 4)), np.diag(penalty)])
         return np.vstack([curve(q)[1] * scale[:, None], below])
 

@@ -7,10 +7,15 @@ seeds are few the correction is left at zero and small sizes count fully, where 
 is fitted and small sizes fade. Either way the allowance enters the variance (systematic part).
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy
+
+from .noise import Noise
 
 # How large corrections to log e are, in (L H)^-1/2, 1/L and 1/L^2: standard deviations, as wide as
 # on real problems. After 20 steps at H = 4 the second is -1.5 for x and -2.5 for p; the third, the
@@ -26,7 +31,7 @@ class Undetermined(Exception):
     """The data cannot fix the parameters; the text says why."""
 
 
-def corrections(L, H, of):
+def corrections(L: np.ndarray, H: np.ndarray, of: str) -> np.ndarray:
     """Columns of the corrections to scaling of log e, of a random term e, in L or in H.
 
     (L H)^-1/2, 1/L and 1/L^2 times `CORRECTIONS`, so that amplitudes have standard deviation 1. At
@@ -47,13 +52,13 @@ class Estimate:
     left: np.ndarray  # variance left of each parameter, were the weights the true noise
     allowance: np.ndarray
 
-    def surprising(self, parameters):
+    def surprising(self, parameters: np.ndarray) -> bool:
         """Whether a fitted correction is larger than its allowance lets one expect."""
         known = np.isfinite(self.allowance)
         expected = np.sqrt(np.maximum(self.allowance[known] ** 2 - self.left[known], 0.0))
         return bool(np.any(np.abs(parameters[known]) > SURPRISE * expected))
 
-    def half_width(self, j, level):
+    def half_width(self, j: int, level: float) -> float:
         """Half the interval of parameter j: a t quantile times the whole standard error."""
         total = self.stat[j] + self.syst[j]
         # The systematic part is not estimated from seeds, so it costs no degrees of freedom.
@@ -61,7 +66,14 @@ class Estimate:
         return float(scipy.stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(total))
 
 
-def estimate(design, residual, noise, weight_variance, allowance, groupings):
+def estimate(
+    design: np.ndarray,
+    residual: np.ndarray,
+    noise: Noise,
+    weight_variance: np.ndarray,
+    allowance: np.ndarray,
+    groupings: Sequence[np.ndarray],
+) -> Estimate:
     """Variances of a penalised least-squares fit at its solution.
 
     Parameters
@@ -119,7 +131,9 @@ def estimate(design, residual, noise, weight_variance, allowance, groupings):
     return Estimate(mapping, stat, syst, degrees, np.diag(inverse), allowance)
 
 
-def _solve(design, weight, penalty):
+def _solve(
+    design: np.ndarray, weight: np.ndarray, penalty: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     normal = design.T @ (weight[:, None] * design) + penalty
     scale = 1.0 / np.sqrt(np.maximum(np.diag(normal), 1e-300))
     scaled = normal * scale[:, None] * scale

@@ -6,10 +6,15 @@ one. Cells with seeds of their own are independent; cells that share draws are r
 same seed indices, and their covariance is kept.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+
+from .table import Cell
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Noise:
     seeds: np.ndarray
     groups: np.ndarray
 
-    def smooth_variance(self, columns):
+    def smooth_variance(self, columns: np.ndarray) -> np.ndarray:
         """Variance of y per cell for use in weights: smooth in the sizes, so hardly noisy itself.
 
         log(relative) is regressed on `columns` (one per regressor, the constant included).
@@ -36,7 +41,7 @@ class Noise:
         fitted = columns @ np.linalg.lstsq(columns, log_relative, rcond=None)[0]
         return np.maximum(np.exp(fitted), floor) / (4.0 * self.seeds)
 
-    def degrees(self, row):
+    def degrees(self, row: np.ndarray) -> float:
         """Degrees of freedom of the variance of a parameter, `row` its change per log error.
 
         Satterthwaite's rule over the groups' shares of it. The variance of n values with excess
@@ -54,7 +59,9 @@ class Noise:
         return float(share.sum() ** 2 / np.sum(share**2 / fewest))
 
 
-def resample(cells, bootstrap, seed, shared):
+def resample(
+    cells: Sequence[Cell], bootstrap: int, seed: int, shared: bool | Sequence[int]
+) -> Noise:
     """Bootstrap over seeds: the `Noise` of the log errors of `cells`.
 
     Parameters
@@ -84,7 +91,9 @@ def resample(cells, bootstrap, seed, shared):
     return Noise(covariance * np.outer(factor, factor), relative, seeds, groups)
 
 
-def _resampled(cells, squares, bootstrap, seed):
+def _resampled(
+    cells: Sequence[Cell], squares: Sequence[np.ndarray], bootstrap: int, seed: int
+) -> np.ndarray:
     """Log errors (bootstrap, cells) of cells that share their draws."""
     known = sorted({index for cell in cells for index in cell.seeds})
     column = {index: i for i, index in enumerate(known)}
@@ -99,7 +108,7 @@ def _resampled(cells, squares, bootstrap, seed):
 
 
 @lru_cache(maxsize=64)
-def _counts(n, bootstrap, seed):
+def _counts(n: int, bootstrap: int, seed: int) -> np.ndarray:
     """How often each of n seeds occurs in each resampling."""
     drawn = np.random.default_rng(seed).integers(n, size=(bootstrap, n))
     drawn += n * np.arange(bootstrap)[:, None]

@@ -8,17 +8,21 @@ its covariance comes from resampling the seeds of both at once, and so do correc
 that both have, as far as the ratio shows that.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .cells import Floor, choose_random, design_random
+from .choices import BOOTSTRAP, CORRECTION, Choices, Refused, choices, reference_errors
 from .fit import KEYS, pop_floors, random_parts
 from .leastsquares import Undetermined, estimate
 from .noise import Noise
-from .settings import BOOTSTRAP, CORRECTION, check_settings, reference_errors
-from .single import Refused, choose_random, design_random, fit_seeds
-from .table import read_table
+from .single import fit_seeds
+from .table import Cell, Table, read_table
 
 # Exponents that differ by less are called alike. Fixed beforehand: -1/2 and -1/3, which theory has
 # to tell apart, lie 1/6 from each other, so what is alike cannot be one and the other.
@@ -67,15 +71,15 @@ class Difference:
     diverged: int
 
     @property
-    def half_width(self):
+    def half_width(self) -> float:
         return (self.interval[1] - self.interval[0]) / 2
 
-    def verdict(self, margin=MARGIN):
+    def verdict(self, margin: float = MARGIN) -> str:
         """As `equivalence` of the interval."""
         return equivalence(self.interval, margin)
 
 
-def equivalence(interval, margin=MARGIN):
+def equivalence(interval: Sequence[float], margin: float = MARGIN) -> str:
     """What an interval of a difference says of two exponents.
 
     Returns
@@ -91,15 +95,15 @@ def equivalence(interval, margin=MARGIN):
 
 
 def exponent_differences(
-    first,
-    second,
+    first: Table,
+    second: Table,
     *,
-    reference_error=None,
-    correction=CORRECTION,
-    bootstrap=BOOTSTRAP,
-    level=0.95,
-    seed=0,
-):
+    reference_error: float | Mapping | None = None,
+    correction: float = CORRECTION,
+    bootstrap: int = BOOTSTRAP,
+    level: float = 0.95,
+    seed: int = 0,
+) -> list[Difference]:
     """Every exponent over seeds that two tables have, in the second minus in the first.
 
     Parameters
@@ -121,7 +125,7 @@ def exponent_differences(
     TypeError, ValueError
         As `fit_rates`.
     """
-    settings = check_settings(None, correction, bootstrap, level, seed, False)
+    chosen = choices(None, correction, bootstrap, level, seed, False)
     tables = [read_table(table) for table in (first, second)]
     groups = [group for group in tables[0] if group in tables[1]]
     shared = [{group: table[group] for group in groups} for table in tables]
@@ -137,31 +141,37 @@ def exponent_differences(
             for (of, other, at, one), (*_, two) in parts:
                 named = dict(zip(KEYS, group, strict=True)) | {"term": term, "size": of, "at": at}
                 try:
-                    fit = _fit([one, two], of, other, settings, own)
+                    fit = _fit([one, two], of, other, chosen, own)
                 except Refused:
                     continue
                 found.append(Difference(**named, **fit))
     return found
 
 
-def _common(pair):
+def _common(pair: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     """Of two lists of cells, those of sizes (L, H) that both have."""
     both = set.intersection(*({(c.L, c.H) for c in cells} for cells in pair))
     return [[c for c in cells if (c.L, c.H) in both] for cells in pair]
 
 
-def _fit(pair, of, other, settings, floors):
+def _fit(
+    pair: Sequence[Sequence[Cell]],
+    of: str,
+    other: str | None,
+    chosen: Choices,
+    floors: Sequence[Floor],
+) -> dict:
     """Both exponents, each as fitted alone, and that of the ratio of the errors."""
     for _ in range(2):  # what only one of them can use is left out, and then there must be enough
-        chosen = [choose_random(c, of, other, f) for c, f in zip(pair, floors, strict=True)]
-        pair = _common([cells for cells, *_ in chosen])
+        used = [choose_random(c, of, other, f) for c, f in zip(pair, floors, strict=True)]
+        pair = _common([cells for cells, *_ in used])
     first, second = (
-        fit_seeds(cells, of, other, settings, floor)["exponent"]
+        fit_seeds(cells, of, other, chosen, floor)["exponent"]
         for cells, floor in zip(pair, floors, strict=True)
     )
     # the same sizes in the same order: one design for both, and for their ratio
-    design, allowance = design_random(pair[0], of, other, settings.correction)
-    noise, weights = _of_ratio(settings.noise([*pair[0], *pair[1]], [*range(len(pair[0]))] * 2))
+    design, allowance = design_random(pair[0], of, other, chosen.correction)
+    noise, weights = _of_ratio(chosen.noise([*pair[0], *pair[1]], [*range(len(pair[0]))] * 2))
     y = np.array([two.log_error - one.log_error for one, two in zip(*pair, strict=True)])
     size = np.array([getattr(c, of) for c in pair[0]])
     try:
@@ -171,13 +181,13 @@ def _fit(pair, of, other, settings, floors):
         raise Refused(str(why)) from None
     row = fit.map[0]
     reach = sum(floor.reach(row, cells) for floor, cells in zip(floors, pair, strict=True))
-    gap, half = float(row @ y), fit.half_width(0, settings.level) + reach
+    gap, half = float(row @ y), fit.half_width(0, chosen.level) + reach
     return {
         "first": first,
         "second": second,
         "difference": gap,
         "interval": (gap - half, gap + half),
-        "level": settings.level,
+        "level": chosen.level,
         "stat_se": math.sqrt(fit.stat[0]),
         "syst": math.hypot(math.sqrt(fit.syst[0]), reach),
         "sizes": len(np.unique(size)),
@@ -186,7 +196,7 @@ def _fit(pair, of, other, settings, floors):
     }
 
 
-def _of_ratio(noise):
+def _of_ratio(noise: Noise) -> tuple[Noise, np.ndarray]:
     """Noise of the log ratio of the second half of the cells to the first, and its weights.
 
     Degrees of freedom are those of the errors themselves, whose skew the ratio has at most.

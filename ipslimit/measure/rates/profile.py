@@ -6,14 +6,18 @@ law, a slope, a bend. Constants and corrections are projected out once; a correc
 as a row of its own, as in a Gaussian prior.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
+from .choices import LEAST_SIZES, Refused
 from .leastsquares import corrections
-from .single import LEAST_SIZES, Refused
+from .table import Cell
 
 # Scatter about the model beyond this quantile of the noise alone enlarges the noise.
 SIGNIFICANT = 0.975
@@ -36,13 +40,18 @@ class Sample:
     paired: bool
     seeds: int
 
-    def keep(self, which):
+    def keep(self, which: np.ndarray) -> Sample:
         """The sample of some of the cells; the noise stays, which all of them have made."""
         arrays = {name: getattr(self, name)[which] for name in ("L", "H", "y", "noise", "known")}
         return replace(self, **arrays)
 
 
-def gather(cells, start, correction, quadrature):
+def gather(
+    cells: Sequence[Cell],
+    start: Mapping[tuple[float, float], Cell],
+    correction: float,
+    quadrature: float,
+) -> Sample | None:
     """The `Sample` of cells of a fluctuation.
 
     Parameters
@@ -88,12 +97,12 @@ def gather(cells, start, correction, quadrature):
     return Sample(L, H, y, noise, known, float(degrees), paired, int(seeds.min()))
 
 
-def _log_mean_square(errors):
+def _log_mean_square(errors: np.ndarray) -> float:
     top = errors.max()
     return 2 * math.log(top) + math.log(np.mean((errors / top) ** 2))
 
 
-def _relative(errors):
+def _relative(errors: np.ndarray) -> np.ndarray:
     squares = (errors / errors.max()) ** 2
     return squares / squares.mean() - 1
 
@@ -104,7 +113,7 @@ class Profile:
     Raises `Refused` where the sizes cannot tell a slope from the constants.
     """
 
-    def __init__(self, sample, of):
+    def __init__(self, sample: Sample, of: str) -> None:
         self.sample = sample
         self.size = np.log(getattr(sample, of))
         family = sample.H if of == "L" else sample.L
@@ -126,7 +135,7 @@ class Profile:
         self.line = self.left(self.size)
         self.line /= np.linalg.norm(self.line)
 
-    def left(self, rows):
+    def left(self, rows: np.ndarray) -> np.ndarray:
         """What constants and corrections leave of each row (over cells), in units of the noise."""
         rows = np.asarray(rows)
         padded = np.concatenate(
@@ -138,7 +147,7 @@ class Profile:
         )
         return padded - (padded @ self.basis) @ self.basis.T
 
-    def bend(self):
+    def bend(self) -> float:
         """The largest change of slope at an inner size, in units of its standard deviation."""
         found = [0.0]
         misfit = self.seen - self.line * (self.line @ self.seen)
@@ -151,7 +160,7 @@ class Profile:
         scatter = self.scatter(misfit @ misfit)
         return max(found, key=abs) / math.sqrt(scatter)
 
-    def scatter(self, misfit):
+    def scatter(self, misfit: float) -> float:
         """Variance of the cells over that of the seeds: 1 unless significantly more."""
         beyond = misfit > scipy.stats.chi2.ppf(SIGNIFICANT, self.free)
         return float(misfit / self.free) if beyond else 1.0

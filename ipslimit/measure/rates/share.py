@@ -29,14 +29,19 @@ constants for every L.
 Thresholds were set on synthetic errors (tests/test_share.py), not on what they say of real ones.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import scipy
 
-from .profile import Profile, gather
-from .single import Refused, choose, plain, with_seeds
+from .cells import Floor, choose, with_seeds
+from .choices import Choices, Refused
+from .profile import Profile, Sample, gather
+from .table import Cell, plain
 
 HELD = "-1/2 held"
 SLOWER = "slower than -1/2 at these sizes"
@@ -106,7 +111,7 @@ class Share:
     note: str
 
     @property
-    def brief(self):
+    def brief(self) -> str:
         """The verdict with its number, in a few words."""
         return (
             f"{self.verdict}, {self.rival} <= {percent(self.upper[2])}"
@@ -114,7 +119,7 @@ class Share:
             else self.verdict
         )
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.upper:
             return self.verdict
         return (
@@ -122,19 +127,19 @@ class Share:
             f"L={self.sizes[2]:g}, expected {percent(self.expected[2])})"
         )
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         """Plain types for JSON: the size that varies is "in"."""
         out = asdict(self)
         out["in"] = out.pop("size")
         return {key: list(v) if isinstance(v, tuple) else v for key, v in out.items()}
 
 
-def percent(share):
+def percent(share: float) -> str:
     """A share as text: "8 %", and "0.4 %" below one."""
     return f"{100 * share:.{0 if share >= 0.01 else 1}f} %"
 
 
-def rules():
+def rules() -> str:
     """The choices made beforehand, for the settings of a fit."""
     return (
         "share of the variance like L^-1/3 (theta: L^-1/4), cells with L H >= "
@@ -144,7 +149,14 @@ def rules():
     )
 
 
-def find_share(cells, of, variable, start, settings, floor):
+def find_share(
+    cells: Sequence[Cell],
+    of: str,
+    variable: str,
+    start: Mapping[tuple[float, float], Cell],
+    chosen: Choices,
+    floor: Floor,
+) -> dict:
     """All attributes of a `Share` but those of its `RateFit`.
 
     Parameters
@@ -154,30 +166,30 @@ def find_share(cells, of, variable, start, settings, floor):
     variable : str
     start : dict (L, H) -> Cell
         Step 0 of the same draws; empty where there is none, or -1/2 is not proved for it.
-    settings, floor
+    chosen, floor
         As in the other fits.
     """
     notes = []
     try:
-        if settings.shared_draws:
+        if chosen.shared_draws:
             raise Refused("seeds share their draws between cells, which are taken as independent")
         cells, _, notes = choose(cells, floor)
         cells = [c for c in with_seeds(cells, notes) if c.L * c.H >= LEAST_UNITS]
-        sample = gather(cells, start, settings.correction, floor.quadrature) if cells else None
+        sample = gather(cells, start, chosen.correction, floor.quadrature) if cells else None
         if sample is None:
             raise Refused(f"no cell has L H >= {LEAST_UNITS}")
-        found = _Test(sample, of, variable, settings.level)
+        found = _Test(sample, of, variable, chosen.level)
     except Refused as why:
-        return _undecided(of, settings.level, [*notes, str(why)])
+        return _undecided(of, chosen.level, [*notes, str(why)])
     sizes = getattr(sample, of)
     try:
-        again = _Test(sample.keep(sizes > sizes.min()), of, variable, settings.level)
+        again = _Test(sample.keep(sizes > sizes.min()), of, variable, chosen.level)
     except Refused:
         again = None  # nothing is seen without the smallest size
     return found.as_dict(_verdict(found, again, of), "; ".join(notes))
 
 
-def _verdict(found, again, of):
+def _verdict(found: _Test, again: _Test | None, of: str) -> str:
     bent, slow = (
         [test is not None and seen(test) for test in (found, again)]
         for seen in (lambda test: abs(test.bend) > BENT_AT, lambda test: test.z > SLOW_AT)
@@ -196,7 +208,7 @@ def _verdict(found, again, of):
 class _Test:
     """Bend, and in L the profile of the share at the largest size, of a sample."""
 
-    def __init__(self, sample, of, variable, level):
+    def __init__(self, sample: Sample, of: str, variable: str, level: float) -> None:
         self.sample, self.level = sample, level
         profile = Profile(sample, of)
         self.bend, self.z, self.scatter = profile.bend(), 0.0, 1.0
@@ -205,7 +217,7 @@ class _Test:
         if of == "L":
             self._bounds(profile, variable)
 
-    def _bounds(self, profile, variable):
+    def _bounds(self, profile: Profile, variable: str) -> None:
         sample = self.sample
         exponent = RIVALS.get(variable, 1 / 3)
         self.rival = f"L^-1/{1 / exponent:g}"
@@ -236,7 +248,7 @@ class _Test:
             for share in (ends[0], max(ends[1], least), expected)
         )
 
-    def as_dict(self, verdict, note):
+    def as_dict(self, verdict: str, note: str) -> dict:
         return {
             "verdict": verdict,
             "rival": self.rival,
@@ -255,7 +267,7 @@ class _Test:
         }
 
 
-def _grid(least):
+def _grid(least: float) -> np.ndarray:
     """Shares at the largest L, from -3 to where the model is no longer positive at the smallest."""
     high = 1 + 0.97 * least / (1 - least)
     # finer towards 1, where the share at the smallest L is far from it
@@ -263,7 +275,7 @@ def _grid(least):
     return np.concatenate([np.arange(-600, 180) / 200, near, np.linspace(1.0, high, 31)])
 
 
-def _crossing(shares, distance, height):
+def _crossing(shares: np.ndarray, distance: np.ndarray, height: float) -> float:
     """The share beyond which the distance stays above a height, by linear interpolation."""
     inside = np.flatnonzero(distance <= height)
     last = int(inside[-1]) if len(inside) else 0
@@ -273,12 +285,12 @@ def _crossing(shares, distance, height):
     return float(shares[last] + max(part, 0.0) * (shares[last + 1] - shares[last]))
 
 
-def _at(share, ratio):
+def _at(share: float, ratio: float) -> float:
     """The share at a size where the slower part counts less by a ratio."""
     return share * ratio / (share * ratio + 1 - share)
 
 
-def _undecided(of, level, notes):
+def _undecided(of: str, level: float, notes: list[str]) -> dict:
     about = dict.fromkeys(("lower", "upper", "expected", "sizes"), ())
     return about | {
         "verdict": OPEN,

@@ -1,13 +1,15 @@
 """How an error grows or falls in any size: tokens, dimension, training steps, eps."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import scipy
 
+from .choices import LEAST_SIZES, Refused, choices, require_level
 from .leastsquares import estimate
-from .settings import check_level, check_settings
-from .single import LEAST_SIZES, Refused
 from .table import Cell
 
 
@@ -42,27 +44,36 @@ class Trend:
     seeds: int
     diverged: int
 
-    def contains(self, value):
+    def contains(self, value: float) -> bool:
         return self.interval[0] <= value <= self.interval[1]
 
-    def __call__(self, size):
+    def __call__(self, size: float | np.ndarray) -> float | np.ndarray:
         """The fitted error at a size (number or array)."""
         size = np.asarray(size, dtype=float)
         exponent = np.log(size) if self.scale == "log" else size
         return self.constant * np.exp(self.slope * exponent)
 
-    def __str__(self):
+    def __str__(self) -> str:
         low, high = self.interval
         return f"{self.slope:.2f} [{low:.2f}, {high:.2f}], {self.sizes} sizes x {self.seeds} seeds"
 
-    def as_dict(self):
+    def as_dict(self) -> dict:
         """Plain types for JSON: the interval is "ci95" at 95 %."""
         out = asdict(self)
         out[f"ci{100 * out.pop('level'):g}"] = list(out.pop("interval"))
         return out
 
 
-def fit_trend(size, errors, *, shared_draws=True, scale="log", bootstrap=2000, level=0.95, seed=0):
+def fit_trend(
+    size: Sequence[float],
+    errors: Sequence[Sequence[float]],
+    *,
+    shared_draws: bool = True,
+    scale: str = "log",
+    bootstrap: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Trend:
     """Slope of log sqrt(mean over seeds of error^2) in log(size) or in the size.
 
     Parameters
@@ -93,11 +104,11 @@ def fit_trend(size, errors, *, shared_draws=True, scale="log", bootstrap=2000, l
     a bent curve widens the interval through the sizes that disagree, and its slope is an average
     over the sizes given.
     """
-    settings = check_settings(None, 1.0, bootstrap, level, seed, shared_draws)
+    chosen = choices(None, 1.0, bootstrap, level, seed, shared_draws)
     size, errors, x = _checked(size, errors, scale)
     cells = [_cell(value, row) for value, row in zip(size, errors, strict=True)]
     try:
-        noise = settings.noise(cells)
+        noise = chosen.noise(cells)
     except Refused as why:
         raise ValueError(f"errors allow no interval: {why}") from None
     design = np.column_stack([x, np.ones_like(x)])
@@ -105,11 +116,11 @@ def fit_trend(size, errors, *, shared_draws=True, scale="log", bootstrap=2000, l
     weights = noise.smooth_variance(np.ones((len(cells), 1)))
     found = estimate(design, y, noise, weights, np.array([np.inf, np.inf]), [size])
     slope, constant = (float(value) for value in found.map @ y)
-    half = found.half_width(0, settings.level)
+    half = found.half_width(0, chosen.level)
     return Trend(
         slope=slope,
         interval=(slope - half, slope + half),
-        level=settings.level,
+        level=chosen.level,
         stat_se=float(np.sqrt(found.stat[0])),
         syst=float(np.sqrt(found.syst[0])),
         constant=float(np.exp(constant)),
@@ -120,7 +131,13 @@ def fit_trend(size, errors, *, shared_draws=True, scale="log", bootstrap=2000, l
     )
 
 
-def fit_slopes(size, errors, *, scale="log", level=0.95):
+def fit_slopes(
+    size: Sequence[float],
+    errors: Sequence[Sequence[float]],
+    *,
+    scale: str = "log",
+    level: float = 0.95,
+) -> Trend:
     """One slope of log(error) for each column, and Student's interval of their mean.
 
     For columns that are independent problems of very different error, each solved at every size:
@@ -146,7 +163,7 @@ def fit_slopes(size, errors, *, scale="log", level=0.95):
         For shapes that do not fit, fewer than three sizes or two problems, errors not positive, a
         level that is no number between 0 and 1.
     """
-    level = check_level(level)
+    level = require_level(level)
     size, errors, x = _checked(size, errors, scale)
     if errors.shape[1] < 2 or not (np.isfinite(errors) & (errors > 0)).all():
         raise ValueError(
@@ -172,7 +189,7 @@ def fit_slopes(size, errors, *, scale="log", level=0.95):
     )
 
 
-def _checked(size, errors, scale):
+def _checked(size: object, errors: object, scale: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both as arrays, and what the slope is in."""
     size, errors = np.asarray(size, dtype=float), np.asarray(errors, dtype=float)
     if scale not in ("log", "linear"):
@@ -192,7 +209,7 @@ def _checked(size, errors, scale):
     return size, errors, np.log(size) if scale == "log" else size
 
 
-def _cell(size, row):
+def _cell(size: float, row: np.ndarray) -> Cell:
     finite = np.flatnonzero(np.isfinite(row))
     kept = row[finite]
     if len(kept) < 2 or kept.min() < 0 or not kept.any():

@@ -1,7 +1,7 @@
 """Geometry of training trajectories: the backbone direction, from inner products alone."""
 
-from .backbone import Backbone, Rolling
-from .gram import TrainingPath, displacements, gram_matrix, random_walk_share
+from .backbone import Backbone, Rolling, TrainingPath
+from .gram import displacements, gram_matrix, random_walk_share
 
 __all__ = [
     "Backbone",

@@ -1,21 +1,35 @@
 """The choices behind the intervals, checked, and made before the data are seen."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from numbers import Integral, Real
+from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...checks import require_bool, require_int, require_real
 from .leastsquares import CORRECTIONS
-from .noise import resample
-from .share import rules
-from .single import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused, plain
+from .noise import Noise, resample
+from .table import Cell, plain
 
 # Of every fit over seeds that is not told otherwise.
 CORRECTION, BOOTSTRAP = 1.0, 2000
+# At least three sizes: through two any line passes, and an interval would be made of nothing.
+LEAST_SIZES = 3
+# Bias and total contain the limit's own error delta. At error = 10 delta a tenth may be false,
+# which moves a corrected slope by about 0.2: nearer to delta a size spoils more than it tells.
+FLOOR = 10.0
+# The quadrature error delta of a sampled law is independent of the draws, so it adds to a
+# fluctuation e in squares: to log e it adds 1/2 (delta/e)^2, plus at most (delta/e) / sqrt(seeds)
+# from the mean of the draws. At e = 3 delta and 16 seeds that is 0.06 + 0.08.
+QUADRATURE_FLOOR = 3.0
+
+
+class Refused(Exception):
+    """A fit that was asked for and cannot be had; the text says why."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class Choices:
     """Every choice behind the intervals, made before the data are seen."""
 
     window: dict
@@ -25,7 +39,7 @@ class Settings:
     seed: int
     shared_draws: bool
 
-    def noise(self, cells, shared=None):
+    def noise(self, cells: Sequence[Cell], shared: Sequence[int] | None = None) -> Noise:
         """Noise of the cells' log errors, `shared` as in `resample`; `Refused` if there is none."""
         shared = self.shared_draws if shared is None else shared
         noise = resample(cells, self.bootstrap, self.seed, shared)
@@ -33,7 +47,8 @@ class Settings:
             raise Refused("all seeds of a cell have the same error: no noise to resample")
         return noise
 
-    def as_dict(self):
+    def as_dict(self, shares: str) -> dict:
+        """Plain types for JSON; `shares`: the rules of `share`, in words."""
         deviations = ", ".join(f"{self.correction * k:g}" for k in CORRECTIONS)
         return {
             "window": {of: [plain(v) for v in pair] for of, pair in self.window.items()},
@@ -47,7 +62,7 @@ class Settings:
             "bias: k/L fitted freely with weight L",
             "spread": "random terms: excess of the leave-one-size-out jackknife over noise and "
             "correction; bias: largest shift to the plain fit or without one size",
-            "shares": rules(),
+            "shares": shares,
             "bootstrap": self.bootstrap,
             "level": self.level,
             "seed": self.seed,
@@ -55,41 +70,52 @@ class Settings:
         }
 
 
-def check_settings(window, correction, bootstrap, level, seed, shared_draws):
-    """`Settings` from the arguments of `fit_rates`, or a TypeError or ValueError."""
-    return Settings(
+def choices(
+    window: object,
+    correction: object,
+    bootstrap: object,
+    level: object,
+    seed: object,
+    shared_draws: object,
+) -> Choices:
+    """`Choices` from the arguments of `fit_rates`, or a TypeError or ValueError."""
+    return Choices(
         _window(window),
-        _real("correction", correction, "finite and > 0", lambda v: 0 < v < math.inf),
-        _integer("bootstrap", bootstrap, 100),
-        check_level(level),
-        _integer("seed", seed, 0),
-        _flag("shared_draws", shared_draws),
+        require_real("correction", correction, 0.0, include_low=False),
+        require_int("bootstrap", bootstrap, 100),
+        require_level(level),
+        require_int("seed", seed, 0),
+        require_bool("shared_draws", shared_draws),
     )
 
 
-def check_level(level):
+def require_level(level: object) -> float:
     """The level of an interval as a float, or a TypeError or ValueError."""
-    return _real("level", level, "between 0 and 1", lambda v: 0 < v < 1)
+    return require_real("level", level, 0.0, 1.0, include_low=False, include_high=False)
 
 
-def _window(window):
+def _window(window: object) -> dict:
     whole = {"L": (1.0, math.inf), "H": (1.0, math.inf)}
     if window is None:
         return whole
     if not isinstance(window, Mapping) or not set(window) <= set(whole):
-        raise TypeError(f'window must be a mapping like {{"L": (8, 256)}}, got {window!r}')
+        raise TypeError(
+            f'window must be a mapping like {{"L": (8, 256)}}; got {window!r}. Use one.'
+        )
     for of, pair in window.items():
         try:
             low, high = map(float, pair)
         except (TypeError, ValueError):
             low, high = 1.0, 0.0
         if not low <= high:
-            raise ValueError(f"window[{of!r}] must be (smallest, largest) size used, got {pair!r}")
+            raise ValueError(
+                f"window[{of!r}] must be (smallest, largest) size used; got {pair!r}. Order them."
+            )
         whole[of] = (low, high)
     return whole
 
 
-def reference_errors(given, *tables):
+def reference_errors(given: object, *tables) -> dict:
     """The limit's own error by (step, variable) of tables: a float, one for each depth, or None."""
     cases = {(step, variable) for table in tables for step, variable, _, _ in table}
     groups = [terms for table in tables for terms in table.values()]
@@ -100,39 +126,22 @@ def reference_errors(given, *tables):
         given = dict.fromkeys(cases, given)
     missing = sorted({v for step, v in cases if (step, v) not in given and v not in given})
     if missing:
-        raise ValueError(f"reference_error lacks {', '.join(missing)}; give 0.0 if exact")
+        raise ValueError(
+            f"reference_error must name every variable; it lacks {', '.join(missing)}. Give 0.0 if "
+            "it is exact."
+        )
     return {
         case: _reference_error(given[case] if case in given else given[case[1]], depths)
         for case in cases
     }
 
 
-def _reference_error(error, depths):
+def _reference_error(error: object, depths: Iterable[float]) -> float | dict:
     if not isinstance(error, Mapping):
-        return _real("reference_error", error, "finite and >= 0", lambda e: 0 <= e < math.inf)
+        return require_real("reference_error", error, 0.0)
     missing = sorted(plain(L) for L in depths if L not in error)
     if missing:
-        raise ValueError(f"reference_error lacks L = {', '.join(map(str, missing))}; name every L")
+        raise ValueError(
+            f"reference_error must name every L; it lacks {', '.join(map(str, missing))}. Add it."
+        )
     return {L: _reference_error(error[L], ()) for L in depths}
-
-
-def _real(name, value, rule, holds):
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number {rule}, got {value!r}")
-    if not holds(value):
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
-    return float(value)
-
-
-def _integer(name, value, least):
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer >= {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}; raise it")
-    return int(value)
-
-
-def _flag(name, value):
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
