@@ -15,7 +15,17 @@ from .model.heads import Heads
 from .model.laws import Atoms, TruncatedNormal, XavierUniform
 from .model.particles import train_particles
 from .model.problem import Problem
-from .model.rules import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW
+from .model.rules import (
+    SGD,
+    AdamW,
+    BlockAdamW,
+    ElementwiseRule,
+    Lion,
+    Muon,
+    Rebalance,
+    Rule,
+    SBOAdamW,
+)
 from .model.runs import ParticleRun
 
 __all__ = [
@@ -24,7 +34,10 @@ __all__ = [
     "Atoms",
     "BlockAdamW",
     "BoundaryProbe",
+    "ElementwiseRule",
     "Heads",
+    "Lion",
+    "Muon",
     "ParticleRun",
     "Problem",
     "Rebalance",

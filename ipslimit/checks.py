@@ -99,6 +99,22 @@ def require_real(
     return number
 
 
+def require_betas(
+    value: object, example: tuple[float, float] = (0.9, 0.999)
+) -> tuple[float, float]:
+    """Return a pair of decays of moving averages, each in [0, 1)."""
+    try:
+        beta1, beta2 = value
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"betas must be a pair of floats; got {shown(value)}. Use betas={example}."
+        ) from None
+    return (
+        require_real("betas[0]", beta1, 0.0, 1.0, include_high=False),
+        require_real("betas[1]", beta2, 0.0, 1.0, include_high=False),
+    )
+
+
 def require_tensor(name: str, value: object, *, finite: bool = False) -> torch.Tensor:
     """Return `value` as a float32 or float64 tensor (arrays and nested lists are converted)."""
     if isinstance(value, torch.Tensor):

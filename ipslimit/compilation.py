@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import llvmlite
@@ -18,6 +18,7 @@ import numba
 import numpy
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.serialize import dumps, loads
 
 KERNEL_SOURCES = tuple(
@@ -59,18 +60,44 @@ def compiled_entry(*sources: str | Path) -> Callable:
         if numba.config.DISABLE_JIT:
             return function
         compiled = njit(nogil=True)(function)
-        files = (inspect.getfile(function), *KERNEL_SOURCES, *sources)
-        contents = [Path(file).read_bytes() for file in files]
-        try:
-            compiled._cache = KeptCode(function, contents)
-        except (RuntimeError, OSError):
-            _warn_once(
-                "no folder can be written to keep compiled code in, so every process compiles "
-                "anew. Set NUMBA_CACHE_DIR to one that can."
-            )
+        _keep(compiled, function, (*KERNEL_SOURCES, *sources))
         return compiled
 
     return decorate
+
+
+def compiled_callback(signature, function: Callable, *sources: str | Path, keep: bool) -> CFunc:
+    """Compile a function whose `address` compiled code can call; kept as `compiled_entry` keeps.
+
+    Parameters
+    ----------
+    signature : numba signature
+    function : callable
+        Its `__qualname__` must be another for every function that is kept, also for closures:
+        what processes have kept is linked by name.
+    sources : paths
+        All files that it is compiled from.
+    keep : bool
+        False for code of the user's, whose sources nobody knows.
+    """
+    callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={})
+    if keep:
+        _keep(callback, function, sources)
+    callback.compile()
+    return callback
+
+
+def _keep(compiled, function: Callable, sources: Sequence[str | Path]) -> None:
+    """Give a compiled function its cache on disk."""
+    files = (inspect.getfile(function), *sources)
+    contents = [Path(file).read_bytes() for file in files]
+    try:
+        compiled._cache = KeptCode(function, contents)
+    except (RuntimeError, OSError):
+        _warn_once(
+            "no folder can be written to keep compiled code in, so every process compiles "
+            "anew. Set NUMBA_CACHE_DIR to one that can."
+        )
 
 
 class KeptCode(FunctionCache):

@@ -1,16 +1,18 @@
-"""Which rules have a compiled form: those that train as the rule it was written for."""
+"""Which rules have a compiled form: all that are a formula, and what trains as one of ours."""
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
 from builders import assert_to_rounding, random_heads, small_atoms, small_problem, with_attributes
 
-from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, SBOAdamW, train_particles
+from ipslimit import SGD, AdamW, BlockAdamW, ElementwiseRule, Rebalance, SBOAdamW, train_particles
 from ipslimit.cpu.layers import CompiledLayers
 from ipslimit.model.layers import Layers
 from ipslimit.model.particles import make_layers
+from ipslimit.model.rules.arithmetic import lerp, sign, sqrt, where
 from ipslimit.model.rules.base import is_built_in
 
 
@@ -48,17 +50,8 @@ class Deeper(Documented):
 class Double:
     """A helper of `update`, from a class that is no rule."""
 
-    def _second_moment(self, layout, g):
-        return 4 * g.square()
-
-
-class Reader(AdamW):
-    def __getattribute__(self, name):
-        return 0.5 if name == "lr" else super().__getattribute__(name)
-
-
-class Property(SGD):
-    lr = property(lambda self: self.rate, lambda self, value: vars(self).update(rate=2 * value))
+    def _block_sizes(self, layout, g):
+        return 4 * BlockAdamW._block_sizes(self, layout, g)
 
 
 def chosen(rule, biases=("bq", "bk", "bv", "bo")):
@@ -93,24 +86,12 @@ def halved(self, heads, state, gradient, step):
 LOST = [
     type("Own", (SGD,), {"update": halved})(0.1),
     type("Later", (type("Own", (SGD,), {"update": halved}),), {})(0.1),
-    type("Own", (AdamW,), {"_second_moment": Double._second_moment})(0.1),
-    type("Own", (Double, AdamW), {})(0.1),
-    type("Own", (AdamW,), {"_decayed": lambda self, heads: heads.packed})(0.1, weight_decay=0.5),
-    type(
-        "Own",
-        (AdamW,),
-        {
-            "init": lambda self, heads: {
-                "m": torch.ones_like(heads.packed),
-                "v": torch.ones_like(heads.packed),
-            }
-        },
-    )(0.1),
+    type("Own", (BlockAdamW,), {"_block_sizes": Double._block_sizes})(0.1),
+    type("Own", (Double, BlockAdamW), {})(0.1),
     type("Own", (SBOAdamW,), {"keeps_centre": True})(0.1),
+    type("Own", (Rebalance,), {"is_due": lambda self, step: step == 2})(SGD(0.1)),
     with_attributes(SGD(0.1), update=functools.partial(halved, SGD(0.1))),
     Rebalance(with_attributes(SGD(0.1), update=functools.partial(halved, SGD(0.1)))),
-    Reader(0.1),
-    Property(0.1),
 ]
 
 
@@ -136,3 +117,102 @@ def test_a_class_of_ours_that_is_patched_is_no_longer_what_was_compiled(monkeypa
     update = SGD.update
     monkeypatch.setattr(SGD, "update", lambda *arguments: update(*arguments))
     assert all(chosen(rule) is Layers for rule in rules)
+
+
+# ------------------------------------------------------------------------ formulas of one's own
+
+
+class Reader(AdamW):
+    def __getattribute__(self, name):
+        return 0.5 if name == "lr" else super().__getattribute__(name)
+
+
+class Property(SGD):
+    lr = property(lambda self: self.rate, lambda self, value: vars(self).update(rate=value / 2))
+
+
+class Opened(AdamW):
+    """Another start of the state, and other numbers."""
+
+    def init(self, heads):
+        return {name: torch.ones_like(heads.packed) for name in "mv"}
+
+    def numbers(self, step):
+        return super().numbers(step) | {"keep": 1.0}
+
+
+def softened(x, n):
+    return x / (sqrt(x * x) + n.soft)
+
+
+@dataclasses.dataclass
+class Soft(ElementwiseRule):
+    """With a helper, all of the arithmetic, and a name for every number."""
+
+    lr: float = 0.1
+    soft: float = 0.3
+    beta: float = 0.6
+    slots = ("average", "last")
+    state_powers: ClassVar = {"average": -1, "last": -1}
+
+    @staticmethod
+    def formula(theta, g, average, last, n):
+        average = lerp(g, average, n.beta)
+        along = where(g * last < 0, 0.5 * softened(average, n), softened(average, n))
+        return theta - n.lr * (along + 0.1 * sign(last)), average, g
+
+
+class Other(SGD):
+    """The formula of a class of ours, overridden."""
+
+    @staticmethod
+    def formula(theta, g, buffer, n):
+        return theta - 2 * n.lr * g, buffer
+
+
+OWN = [Reader(0.1), Property(0.1), Opened(0.1), Soft(), Rebalance(Soft(), 2, 0.5), Other(0.1, 0.5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("rule", OWN, ids=lambda rule: type(rule).__name__)
+def test_a_formula_of_ones_own_is_compiled_and_trains_as_on_tensors(rule, dtype, monkeypatch):
+    assert chosen(rule) is CompiledLayers and not is_built_in(rule)
+    problem = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")), dtype=dtype)
+    run = train_particles(problem, rule, 3, 4, 3, 2, device="cpu")
+    monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
+    eager = train_particles(problem, rule, 3, 4, 3, 2, device="cpu")
+    assert float((run.heads[3].packed - run.heads[3].packed.mean()).abs().max()) > 0.1
+    assert_to_rounding(run.heads[3].packed, eager.heads[3].packed, 1e5)
+
+
+def by_torch(theta, g, n):
+    return theta - n.lr * torch.tanh(g)
+
+
+def otherwise_for_numbers(theta, g, n):
+    return theta - n.lr * (2 * g if isinstance(g, float) else g)
+
+
+@pytest.mark.parametrize("formula", [by_torch, otherwise_for_numbers], ids=lambda f: f.__name__)
+def test_a_formula_that_compiles_to_something_else_or_not_at_all_runs_on_tensors(formula):
+    rule = type("Own", (ElementwiseRule,), {"formula": staticmethod(formula), "lr": 0.1})()
+    assert chosen(rule) is Layers
+    run = train_particles(small_problem(), rule, 2, 2, 1, device="cpu")
+    assert run.status == "ok"
+
+
+def test_rules_of_one_name_and_formulas_of_one_name_are_kept_apart():
+    def descent(rate):
+        class Descent(ElementwiseRule):
+            @staticmethod
+            def formula(theta, g, n):
+                return theta - rate * g
+
+        return Descent()
+
+    problem = small_problem()
+    for rate in (0.1, 0.2):
+        rule, same = descent(rate), SGD(rate)
+        assert chosen(rule) is CompiledLayers
+        runs = [train_particles(problem, r, 3, 4, 2, device="cpu") for r in (rule, same)]
+        assert_to_rounding(runs[0].x[2], runs[1].x[2], 100)

@@ -18,7 +18,18 @@ from hypothesis import strategies as st
 from test_particles import ROUNDING
 from test_rules import gradients, updated
 
-from ipslimit import SGD, AdamW, Atoms, BlockAdamW, Rebalance, Rule, SBOAdamW, train_particles
+from ipslimit import (
+    SGD,
+    AdamW,
+    Atoms,
+    BlockAdamW,
+    Lion,
+    Muon,
+    Rebalance,
+    Rule,
+    SBOAdamW,
+    train_particles,
+)
 from ipslimit.model.symmetry import pair_ratios, pair_scale, rescale_pairs
 from ipslimit.solvers import solve_limit
 
@@ -27,6 +38,8 @@ INNER = [
     SGD(0.05, momentum=0.9),
     ADAMW,
     BlockAdamW(0.05, eps=0.1),
+    Lion(0.05),
+    Muon(0.05),
     SBOAdamW(0.05, eps=0.1),
     SBOAdamW(0.05, eps=0.1, centre="ema", transport=True),
 ]
@@ -183,7 +196,7 @@ def test_twins_by_powers_of_two_are_bit_identical_in_the_particle_model(inner, p
         assert torch.equal(one.heads[k].packed, two.heads[k].packed) == (k > 0)
 
 
-@pytest.mark.parametrize("inner", [ADAMW, INNER[4]], ids=repr)
+@pytest.mark.parametrize("inner", [ADAMW, INNER[-1]], ids=repr)
 @pytest.mark.parametrize("method", ["march", "picard"])
 def test_twins_by_powers_of_two_are_bit_identical_in_the_limit(inner, method):
     problem = biased_problem()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from builders import BIASES, F64, assert_to_rounding, normal, parts_of, random_heads
 
-from ipslimit import SGD, AdamW, BlockAdamW, Rebalance, SBOAdamW
+from ipslimit import SGD, AdamW, BlockAdamW, Lion, Muon, Rebalance, SBOAdamW
 
 STEPS = 20
 
@@ -17,6 +17,9 @@ RULES = [
     BlockAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.3, mean=True),
     SBOAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.3),
     SBOAdamW(0.05, betas=(0.8, 0.95), eps=1e-3, centre="ema", transport=True),
+    Lion(0.05, betas=(0.8, 0.95), weight_decay=0.3),
+    Muon(0.05, momentum=0.8, weight_decay=0.3),
+    Muon(0.05, nesterov=False, iterations=None),
     Rebalance(AdamW(0.05, betas=(0.8, 0.95), eps=1e-3), every=3),
     Rebalance(SGD(0.01, momentum=0.9), every=1, damping=0.5),
 ]

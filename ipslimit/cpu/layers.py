@@ -7,10 +7,9 @@ import torch
 
 from ..model.heads import Heads
 from ..model.layers import Layers, Training
-from ..model.rules.base import SLOTS
 from . import fused
 from . import sweeps as loops
-from .rules import update_rows
+from .rules import SLOTS, Step, no_step, slots_of, step_of, update_rows
 
 # A layer's field is worth sharing out from so many vector operations on: calling and waking
 # threads for every layer costs a third of a millisecond.
@@ -37,22 +36,10 @@ class CompiledLayers(Layers):
         groups = self._groups(x)
         if groups is None:
             return super()._backward(x, p, training)
-        dtype = x.numpy().dtype
-        step, names = (0, np.empty(0, dtype), np.empty(0, np.int64), 0.0), (None,) * SLOTS
-        alive = np.ones(self.seeds, bool)
-        if training is not None:
-            step, names = self._rule(training)
-            alive = training.alive.numpy()
-        outputs = (
-            groups,
-            x.numpy(),
-            training is not None,
-            step,
-            self._states(training, names),
-            alive,
-            p.numpy(),
-        )
-        self._run(loops.backward_rows, (*self._heads(x), dtype.type(self.scale)), outputs, x, 3.0)
+        alive = np.ones(self.seeds, bool) if training is None else training.alive.numpy()
+        outputs = (groups, x.numpy(), training is not None, *self._step(training), alive, p.numpy())
+        scale = x.numpy().dtype.type(self.scale)
+        self._run(loops.backward_rows, (*self._heads(x), scale), outputs, x, 3.0)
 
     def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
         # torch would wake its own threads, which spin for a while after and slow ours
@@ -64,22 +51,13 @@ class CompiledLayers(Layers):
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
     def _update(self, r, training: Training, x, dheads: Heads, outputs=None) -> None:
-        step, names = self._rule(training)
-        states = tuple(state[r] for state in self._states(training, names))
+        step, states = self._step(training)
         if outputs is None:
             outputs = x.new_empty(self.seeds, dheads.count, 0)
         g, outputs = dheads.packed.contiguous().numpy(), outputs.mT.contiguous().numpy()
-        update_rows(
-            step,
-            dheads.m,
-            fused.bias_rows(dheads.layout),
-            self.heads.packed[r].numpy(),
-            g,
-            x.numpy(),
-            outputs,
-            states,
-            training.alive.numpy(),
-        )
+        states = tuple(state[r] for state in states)
+        theta, alive = self.heads.packed[r].numpy(), training.alive.numpy()
+        update_rows(step, theta, g, x.numpy(), outputs, states, alive)
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
@@ -95,14 +73,14 @@ class CompiledLayers(Layers):
         weights = self.heads.weights.contiguous().numpy()
         return self.heads.packed.numpy(), weights, layout.m, fused.bias_rows(layout), self.causal
 
-    def _rule(self, training: Training) -> tuple[tuple, tuple[str | None, ...]]:
-        rule = training.rule.compiled(self.heads, training.step, training.per_token)
-        return rule.step, rule.states
-
-    def _states(self, training: Training | None, names: tuple[str | None, ...]) -> tuple:
-        """The rule's state arrays in their slots; empty ones where it has none."""
+    def _step(self, training: Training | None) -> tuple[Step, tuple[np.ndarray, ...]]:
+        """The step of the rule, and its states in their slots; empty ones where it has none."""
         absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
-        return tuple(absent if n is None else training.state[n].numpy() for n in names)
+        if training is None:
+            return no_step(self.heads), (absent,) * (SLOTS + 1)
+        rule, state = training.rule, training.state
+        step = step_of(rule, self.heads, training.step, training.per_token, state)
+        return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
 
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
         contexts, tokens, d = x.shape[2:]

@@ -1,255 +1,261 @@
-"""The rules as compiled loops over the heads of one layer, in place.
+"""The rules as compiled steps on the heads of one layer, in place.
 
-The same maps as the torch ones beside them, which are the definition and what these are tested
-against (equal to rounding). The particle transformer's fused sweeps call them layer by layer.
+An elementwise rule is compiled from its own formula; other rules that have a compiled step have it
+in `rule_loops`. The sweeps know a step as an address and an array of numbers, so that they are
+compiled once for all rules, and a rule of the user's costs the compilation of its formula alone.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import hashlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
 
+import numba
 import numpy as np
+import torch
+from llvmlite import ir
 from numba import njit
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from ..compilation import compiled_entry
-from ..model.rules.base import NAMES
+from ..compilation import compiled_callback, compiled_entry
+from ..model import rules
+from ..model.heads import Heads
+from ..model.rules import BlockAdamW, Rebalance, Rule, SBOAdamW
+from ..model.rules.base import is_built_in, made_by
+from ..model.rules.elementwise import ElementwiseRule, numbers_type, rounded
+from ..model.rules.identity import of_class
+from . import formulas, rule_loops
+from .formulas import for_entries
+from .fused import bias_rows
+from .rule_loops import balance, block_adamw, input_means, sbo_adamw
 
-SGD, ADAMW, BLOCK_ADAMW, SBO = range(len(NAMES))
+LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw}
+# The compiled steps know so many state tensors, and counts of pairs that were left unbalanced.
+SLOTS = 3
+# What the sweeps are compiled from, and what the steps are.
+SOURCES = (Path(__file__), Path(rule_loops.__file__), Path(formulas.__file__))
+STEP_SOURCES = (*SOURCES, *sorted(Path(rules.__file__).parent.glob("*.py")))
+_UPDATE = ElementwiseRule.update
+
+
+class Step(NamedTuple):
+    """One step of a rule, as `update` takes it.
+
+    Attributes
+    ----------
+    address : int
+        Of the compiled step.
+    numbers : array
+        `Rule.numbers` in their order, in the dtype of the heads.
+    per_token : number
+        What the loops' sums over contexts and tokens are multiplied with to give g.
+    place : where things are in theta, see `rule_loops`
+    damping : number
+        With which symmetry pairs are balanced before the step; 0 for not at all.
+    powers : tuple of int
+        How the states follow, `Rule.state_powers`.
+    uses_means : bool
+    """
+
+    address: int
+    numbers: np.ndarray
+    per_token: np.floating
+    place: tuple
+    damping: np.floating
+    powers: tuple[int, ...]
+    uses_means: bool
+
+
+def is_compiled(rule: Rule, heads: Heads) -> bool:
+    """Whether there is a compiled step that gives what the rule's `update` gives."""
+    if isinstance(rule, Rebalance):
+        return made_by(rule) is Rebalance and is_compiled(rule.rule, heads)
+    return _loop(rule) is not None and (is_built_in(rule) or _agrees(rule, heads))
+
+
+def slots_of(rule: Rule) -> tuple[str | None, ...]:
+    """Names of the states in the order in which `update` takes them, None for one that is not."""
+    slots = rule.rule.slots if isinstance(rule, Rebalance) else rule.slots
+    return (*slots, *[None] * (SLOTS - len(slots)), "skipped")
+
+
+def step_of(
+    rule: Rule, heads: Heads, step: int, per_token: float, present: Collection[str]
+) -> Step:
+    """The step number `step`, from 1, of a rule that `is_compiled`.
+
+    present : names of the states that the rule has
+    """
+    inner, damping = rule, 0.0
+    if isinstance(rule, Rebalance):
+        inner, damping = rule.rule, rule.damping if rule.is_due(step) else 0.0
+    numbers = inner.numbers(step)
+    states = tuple(name in present for name in inner.slots)
+    address = _compiled(
+        _loop(inner), tuple(numbers), states, str(heads.dtype), is_built_in(inner)
+    ).address
+    powers = [inner.state_powers.get(name, 0) for name in inner.slots]
+    return _step(
+        heads,
+        address,
+        rounded(numbers, heads.dtype),
+        per_token,
+        damping,
+        (*powers, *[0] * (SLOTS - len(powers))),
+        rule.uses_means,
+    )
+
+
+def no_step(heads: Heads) -> Step:
+    """What stands for a step where nothing is trained."""
+    return _step(heads, 0, rounded({}, heads.dtype), 0.0, 0.0, (0,) * SLOTS, False)
+
+
+def _step(heads, address, numbers, per_token, damping, powers, uses_means) -> Step:
+    ends = np.array([rows.stop for rows in heads.layout.slices.values()], np.int64)
+    number = numbers.dtype.type
+    place = (heads.m, bias_rows(heads.layout), ends)
+    return Step(address, numbers, number(per_token), place, number(damping), powers, uses_means)
+
+
+def _loop(rule: Rule) -> Callable | None:
+    """The formula of an elementwise rule, or the loop of another; None where there is neither."""
+    if isinstance(rule, ElementwiseRule) and len(rule.slots) <= SLOTS:
+        if of_class(type(rule), "update") is _UPDATE and "update" not in vars(rule):
+            return rule.formula
+    return LOOPS.get(made_by(rule))
+
+
+def _agrees(rule: ElementwiseRule, heads: Heads) -> bool:
+    """Whether the user's formula compiles, and its numbers are those that it gives on tensors."""
+    generator = torch.Generator().manual_seed(0)
+    shape, dtype = (1, heads.layout.size, 3), heads.dtype
+    theta, *gradients = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4)
+    )
+    one = Heads.from_packed(theta, theta.new_ones(1, 3), heads.layout)
+    state = rule.init(one)
+    moved, states = theta.clone(), {name: t.clone() for name, t in state.items()}
+    try:
+        for step, g in enumerate(gradients, start=1):
+            compiled = step_of(rule, heads, step, 1.0, state)
+            arrays = tuple(
+                states[name].numpy() if name in states else np.empty((1, 0, 0), g.numpy().dtype)
+                for name in slots_of(rule)
+            )
+            nothing = np.empty((1, 0, 0, heads.d), g.numpy().dtype)
+            update_rows(
+                compiled,
+                moved.numpy(),
+                g.clone().numpy(),
+                nothing,
+                np.empty((1, 0, 0), g.numpy().dtype),
+                arrays,
+                np.ones(1, bool),
+            )
+            one, state = rule.update(one, state, one.with_packed(g), step)
+    except Exception:  # whatever numba says of code that it does not know, tensors do
+        return False
+    tolerance = 1e3 * torch.finfo(dtype).eps
+    pairs = [(moved, one.packed), *((states[name], state[name]) for name in state)]
+    return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
+
+
+# A step as it is compiled: the numbers get their names back.
+STEP = """
+def {name}(numbers, per_token, place, theta, g, means, states):
+    n = Numbers({numbers})
+    {body}
+"""
+ENTRIES = """zero = theta.dtype.type(0)
+    for i in range(theta.shape[0]):
+        for h in range(theta.shape[1]):
+            {new} = loop({old}, n)"""
+WHOLE = "loop(n, per_token, place, theta, g, means, states)"
+
+
+@functools.cache
+def _compiled(loop: Callable, names: tuple[str, ...], present: tuple[bool, ...], dtype: str, ours):
+    """The compiled step of a formula or loop, for these numbers, states and dtype.
+
+    ours : whether the formula is ipslimit's, so that its sources are known and it can be kept
+    """
+    body = WHOLE
+    if loop not in LOOPS.values():
+        loop = for_entries(loop)
+        states = [f"states[{i}][i, h]" for i in range(len(present))]
+        given = [s if here else "zero" for s, here in zip(states, present, strict=True)]
+        taken = [s if here else "_" for s, here in zip(states, present, strict=True)]
+        body = ENTRIES.format(
+            new=", ".join(["theta[i, h]", *taken]),
+            old=", ".join(["theta[i, h]", "per_token * g[i, h]", *given]),
+        )
+    listed = ", ".join(f"numbers[{i}]" for i in range(len(names)))
+    text = STEP.format(name="step", numbers=listed, body=body)
+    # kept code is linked by name, and all of these are made here
+    told = hashlib.sha256(f"{loop.__module__}.{loop.__qualname__} {names} {text}".encode())
+    space = {"Numbers": numbers_type(names), "loop": loop, "__name__": __name__}
+    exec(compile(text, __file__, "exec"), space)  # ours but for the names of numbers
+    space["step"].__qualname__ = space["step"].__name__ = f"step_{told.hexdigest()[:16]}"
+    return compiled_callback(_signature(dtype), space["step"], *STEP_SOURCES, keep=ours)
+
+
+@functools.cache
+def _signature(dtype: str):
+    """Of a compiled step, for one dtype of heads."""
+    number = numba.from_dtype(np.dtype(dtype.removeprefix("torch.")))
+    array = numba.types.Array(number, 2, "C")
+    place = numba.typeof((1, (1,) * 4, np.zeros(1, np.int64)))
+    states = numba.types.UniTuple(array, SLOTS + 1)
+    return numba.void(number[::1], number, place, array, array, array, states)
+
+
+@intrinsic
+def _call(typing_context, address, arguments):
+    """Call the compiled step at an address."""
+
+    def generate(context, builder, signature, values):
+        types = [context.get_value_type(kind) for kind in signature.args[1]]
+        kind = ir.FunctionType(context.get_value_type(numba.void), types)
+        function = builder.inttoptr(values[0], kind.as_pointer())
+        builder.call(function, cgutils.unpack_tuple(builder, values[1]))
+        return context.get_dummy_value()
+
+    return numba.void(address, arguments), generate
 
 
 @njit
-def uses_means(step):
-    """Whether `update` looks at the means."""
-    return step[0] == SBO
-
-
-@njit
-def input_means(x, outputs, per_token, means):
-    """means (d + m, H) from tokens x (B, N, d) and summed attention outputs (m, H)."""
-    d = x.shape[2]
-    for a in range(d):
-        total = x.dtype.type(0)
-        for b in range(x.shape[0]):
-            for i in range(x.shape[1]):
-                total += x[b, i, a]
-        for h in range(means.shape[1]):
-            means[a, h] = per_token * total
-    for c in range(outputs.shape[0]):
-        for h in range(means.shape[1]):
-            means[d + c, h] = per_token * outputs[c, h]
-
-
-@njit
-def update(step, m, biases, theta, g, means, states):
-    """One step on theta (P, H), given the sum g (P, H) of which numbers[0] times is the gradient.
+def update(step, theta, g, means, states):
+    """One step on theta (P, H), given the sum g (P, H) of which step.per_token times is g.
 
     Parameters
     ----------
-    step : CompiledRule.step
-    m, biases : head size, and first rows of bq, bk, bv, bo in theta (-1 for one that is absent)
+    step : Step
     g, means : may be overwritten; means (d + m, H), or empty for rules that do not use them
-    states : the rule's state in its slots, (P, H), (blocks, H), (d + m, H) and (2, H); an array
-        is empty where the rule has no such state
+    states : the rule's states by `slots_of`; an array is empty where the rule has no such state
     """
-    code, numbers, ends, damping = step
-    first, second, centre, _ = states
-    if damping != 0:
-        _balance(code, damping, ends, m, biases, theta, g, means, states)
-    if code == SGD:
-        _sgd(numbers, theta, g, first)
-    elif code == ADAMW:
-        _adamw(numbers, theta, g, first, second)
-    elif code == BLOCK_ADAMW:
-        _block_adamw(numbers, ends, theta, g, first, second)
-    else:
-        _sbo_adamw(numbers, ends, m, biases, theta, g, means, first, second, centre)
+    if step.damping != 0:
+        balance(step.damping, step.powers, step.uses_means, step.place, theta, g, means, states)
+    _call(step.address, (step.numbers, step.per_token, step.place, theta, g, means, states))
 
 
-@njit
-def _sgd(numbers, theta, g, buffer):
-    per_token, lr, weight_decay, momentum = numbers
-    for i in range(theta.shape[0]):
-        for h in range(theta.shape[1]):
-            step = per_token * g[i, h] + weight_decay * theta[i, h]
-            if buffer.size:
-                step += momentum * buffer[i, h]
-                buffer[i, h] = step
-            theta[i, h] -= lr * step
-
-
-@njit
-def _adamw(numbers, theta, g, m, v):
-    per_token, lr, keep, rate1, beta2, rate2, bias1, bias2, eps, _ = numbers
-    for i in range(theta.shape[0]):
-        for h in range(theta.shape[1]):
-            grad = per_token * g[i, h]
-            m[i, h] += rate1 * (grad - m[i, h])
-            v[i, h] = beta2 * v[i, h] + rate2 * (grad * grad)
-            scale = math.sqrt(v[i, h] / bias2) + eps
-            direction = m[i, h] / bias1
-            # 0/0, only at eps = 0, is no step; a NaN is not 0 and stays
-            theta[i, h] = keep * theta[i, h] - lr * (direction / scale if scale != 0 else direction)
-
-
-@njit
-def _block_adamw(numbers, ends, theta, g, m, v):
-    per_token, lr, keep, rate1, beta2, rate2, bias1, bias2, eps, mean = numbers
-    start = 0
-    for block in range(len(ends)):
-        length = ends[block] - start
-        for h in range(theta.shape[1]):
-            v[block, h] *= beta2
-        share = rate2 / length if mean != 0 else rate2
-        for i in range(start, ends[block]):
-            for h in range(theta.shape[1]):
-                grad = per_token * g[i, h]
-                m[i, h] += rate1 * (grad - m[i, h])
-                v[block, h] += share * (grad * grad)
-        for i in range(start, ends[block]):
-            for h in range(theta.shape[1]):
-                scale = math.sqrt(v[block, h] / bias2) + eps
-                direction = m[i, h] / bias1
-                step = direction / scale if scale != 0 else direction
-                theta[i, h] = keep * theta[i, h] - lr * step
-        start = ends[block]
-
-
-@njit
-def _sbo_adamw(numbers, ends, m, biases, theta, g, means, first, second, centre):
-    per_token, lr, keep, rate1, beta2, rate2, bias1, bias2, eps, share, transport = numbers
-    d, heads = ends[0] // m, theta.shape[1]
-    if centre.size:
-        for i in range(centre.shape[0]):
-            for h in range(heads):
-                old, mean = centre[i, h], means[i, h]
-                centre[i, h] = mean if share == 1 else old + share * (mean - old)
-                means[i, h] = centre[i, h] - old
-        if transport != 0:
-            for which in range(4):
-                if biases[which] >= 0:
-                    _subtract_product(which, d, m, biases[which], first, means)
-    c = centre if centre.size else means
-    for which in range(4):
-        if biases[which] >= 0:
-            _subtract_product(which, d, m, biases[which], g, c)
-    # g takes the change of theta
-    for i in range(theta.shape[0]):
-        kept = keep if i < ends[3] else numbers.dtype.type(1)
-        for h in range(heads):
-            before = theta[i, h]
-            grad = per_token * g[i, h]
-            first[i, h] += rate1 * (grad - first[i, h])
-            second[i, h] = beta2 * second[i, h] + rate2 * (grad * grad)
-            scale = math.sqrt(second[i, h] / bias2) + eps
-            direction = first[i, h] / bias1
-            theta[i, h] = kept * before - lr * (direction / scale if scale != 0 else direction)
-            g[i, h] = theta[i, h] - before
-    for which in range(4):
-        if biases[which] >= 0:
-            for a in range(d):
-                for e in range(m):
-                    row = (which * d + a) * m + e
-                    bias, centred = (a, d + e) if which == 3 else (e, a)
-                    for h in range(heads):
-                        theta[biases[which] + bias, h] -= g[row, h] * c[centred, h]
-
-
-@njit
-def _subtract_product(which, d, m, bias, rows, c):
-    """rows of a matrix -= (rows of its bias) c^T, with `which` of q, k, v, o."""
-    for a in range(d):
-        for e in range(m):
-            row = (which * d + a) * m + e
-            out, centred = (a, d + e) if which == 3 else (e, a)
-            for h in range(rows.shape[1]):
-                rows[row, h] -= rows[bias + out, h] * c[centred, h]
-
-
-@njit(error_model="numpy")
-def _balance(code, damping, ends, m, biases, theta, g, means, states):
-    """Balance the pairs (q | k) and (v | o); see `Rebalance`."""
-    first, second, centre, skipped = states
-    size = ends[0]
-    d = size // m
-    a, b = np.empty((2, theta.shape[1]), theta.dtype), np.empty((2, theta.shape[1]), theta.dtype)
-    for pair in range(2):
-        _norms(theta, 2 * pair * size, size, a)
-        _norms(theta, (2 * pair + 1) * size, size, b)
-        for h in range(theta.shape[1]):
-            ratio = b[0, h] / a[0, h] * math.sqrt(b[1, h] / a[1, h])
-            c = theta.dtype.type(1)
-            if not (ratio > 0 and ratio < math.inf):
-                skipped[pair, h] += 1
-            elif damping == 1:
-                c = math.sqrt(ratio)
-            else:
-                c = ratio ** theta.dtype.type(0.5 * damping)
-            a[0, h], a[1, h] = c, 1 / c
-        for which in range(2 * pair, 2 * pair + 2):
-            # scale and its inverse
-            s, t = (a[0], a[1]) if which == 2 * pair else (a[1], a[0])
-            _scale(code, ends, s, t, theta, g, first, second, which * size, size)
-            if which < 3 and biases[which] >= 0:
-                _scale(code, ends, s, t, theta, g, first, second, biases[which], m)
-        if pair == 1:
-            for rows in (means, centre):
-                for i in range(d, rows.shape[0]):
-                    for h in range(rows.shape[1]):
-                        rows[i, h] *= a[0, h]
-
-
-@njit(error_model="numpy")
-def _norms(theta, start, size, out):
-    """Largest entry of a matrix of every head, and its squared norm in units of that (or NaN)."""
-    out[:] = 0
-    for i in range(start, start + size):
-        for h in range(theta.shape[1]):
-            out[0, h] = max(out[0, h], abs(theta[i, h]))
-    for i in range(start, start + size):
-        for h in range(theta.shape[1]):
-            out[1, h] += (theta[i, h] / out[0, h]) ** 2
-
-
-@njit
-def _scale(code, ends, scale, inverse, theta, g, first, second, start, length):
-    """theta <- scale theta in one block of every head, and what follows from it."""
-    heads = theta.shape[1]
-    for i in range(start, start + length):
-        for h in range(heads):
-            theta[i, h] *= scale[h]
-            g[i, h] *= inverse[h]
-        if first.size:
-            for h in range(heads):
-                first[i, h] *= inverse[h]
-        if second.size and code != BLOCK_ADAMW:
-            for h in range(heads):
-                second[i, h] *= inverse[h] * inverse[h]
-    if code == BLOCK_ADAMW:
-        for block in range(len(ends)):
-            if ends[block] == start + length:
-                for h in range(heads):
-                    second[block, h] *= inverse[h] * inverse[h]
-
-
-@compiled_entry()
-def update_rows(step, m, biases, theta, g, x, outputs, states, alive):
+@compiled_entry(*SOURCES[1:])
+def update_rows(step, theta, g, x, outputs, states, alive):
     """`update` for every seed that is alive; all arrays have a leading dimension of seeds.
 
     x (R, B, N, d), outputs (R, m, H): what `input_means` takes; outputs empty if not used.
     """
-    heads = theta.shape[2]
-    means = np.empty((x.shape[3] + m if uses_means(step) else 0, heads), theta.dtype)
-    first, second, centre, skipped = states
+    rows = x.shape[3] + outputs.shape[1] if step.uses_means else 0
+    means = np.empty((rows, theta.shape[2]), theta.dtype)
+    first, second, third, skipped = states
     for row in range(theta.shape[0]):
         if alive[row]:
-            if uses_means(step):
-                input_means(x[row], outputs[row], step[1][0], means)
+            if step.uses_means:
+                input_means(x[row], outputs[row], step.per_token, means)
             update(
-                step,
-                m,
-                biases,
-                theta[row],
-                g[row],
-                means,
-                (first[row], second[row], centre[row], skipped[row]),
+                step, theta[row], g[row], means, (first[row], second[row], third[row], skipped[row])
             )

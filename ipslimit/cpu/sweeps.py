@@ -6,10 +6,10 @@ import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
-from . import rules as compiled
 from .blocks import plan
 from .kernel import seed_field, seed_vjp
-from .rules import input_means, update, uses_means
+from .rule_loops import input_means
+from .rules import SOURCES, update
 
 
 @njit
@@ -55,7 +55,7 @@ def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first,
             add_scaled(out, x[r, row], scale)
 
 
-@compiled_entry(compiled.__file__)
+@compiled_entry(*SOURCES)
 def backward_rows(
     s,
     packed,
@@ -81,11 +81,11 @@ def backward_rows(
     """
     layers, _, size, heads = packed.shape
     at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
-    with_means = training and uses_means(step)
+    with_means = training and step.uses_means
     sums = np.empty((size + m if with_means else size, heads), x.dtype)
     dpacked, outputs = sums[:size], sums[size:]
     means = np.empty((x.shape[4] + m if with_means else 0, heads), x.dtype)
-    first_moment, second_moment, centre, skipped = states
+    first_state, second_state, third_state, skipped = states
     dweights = np.empty(heads, x.dtype)
     slots = p.shape[0]
     for row in range(first, last):
@@ -111,18 +111,16 @@ def backward_rows(
                 alive[row] = is_finite(cotangent)
                 if alive[row]:
                     if with_means:
-                        input_means(x[r, row], outputs, step[1][0], means)
+                        input_means(x[r, row], outputs, step.per_token, means)
                     update(
                         step,
-                        m,
-                        biases,
                         packed[r, row],
                         dpacked,
                         means,
                         (
-                            first_moment[r, row],
-                            second_moment[r, row],
-                            centre[r, row],
+                            first_state[r, row],
+                            second_state[r, row],
+                            third_state[r, row],
                             skipped[r, row],
                         ),
                     )

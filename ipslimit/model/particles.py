@@ -22,7 +22,7 @@ from .laws import Atoms
 from .layers import Layers, Training
 from .problem import Problem
 from .rules import Rule
-from .rules.base import compiled_form, is_built_in
+from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
 from .rules.trial import require_rule
 from .runs import ParticleRun, empty_run, repeated
@@ -331,8 +331,10 @@ def make_layers(
     With a process group, `heads` are those of this process.
     """
     arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
-    if choose(*arguments) == "eager" or compiled_form(rule, heads, 1, 1.0) is None:
+    if choose(*arguments) == "eager":
         return Layers(heads, causal, scale, cost, group)
     from ..cpu.layers import CompiledLayers  # numba takes a second to import
+    from ..cpu.rules import is_compiled
 
-    return CompiledLayers(heads, causal, scale, cost, group)
+    kind = CompiledLayers if is_compiled(rule, heads) else Layers
+    return kind(heads, causal, scale, cost, group)

@@ -2,8 +2,34 @@
 
 from .adamw import AdamW, BlockAdamW
 from .base import Rule, State, input_means
+from .elementwise import ElementwiseRule
+from .lion import Lion
+from .muon import Muon
 from .rebalance import Rebalance
 from .sbo import SBOAdamW
 from .sgd import SGD
 
-__all__ = ["SGD", "AdamW", "BlockAdamW", "Rebalance", "Rule", "SBOAdamW", "State", "input_means"]
+# By the names that settings and the command line have for them.
+RULES: dict[str, type[Rule]] = {
+    "adamw": AdamW,
+    "block-adamw": BlockAdamW,
+    "sgd": SGD,
+    "sbo": SBOAdamW,
+    "lion": Lion,
+    "muon": Muon,
+}
+
+__all__ = [
+    "RULES",
+    "SGD",
+    "AdamW",
+    "BlockAdamW",
+    "ElementwiseRule",
+    "Lion",
+    "Muon",
+    "Rebalance",
+    "Rule",
+    "SBOAdamW",
+    "State",
+    "input_means",
+]

@@ -4,57 +4,14 @@ from __future__ import annotations
 
 import abc
 import inspect
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
 import torch
 
 from ..heads import Heads, Layout
 from .identity import Identified, fields, of_class
 
 State = dict[str, torch.Tensor]
-
-NAMES = ("sgd", "adamw", "block-adamw", "sbo-adamw")
-# What the compiled loops know of a state: two moments, a centre, counts of pairs left unbalanced.
-SLOTS = 4
-
-
-class CompiledRule(NamedTuple):
-    """One step of a rule as numbers, for the loops in `cpu.rules`.
-
-    Attributes
-    ----------
-    code : int
-        Index into NAMES.
-    numbers : array
-        What the step multiplies with, in the dtype of the heads.
-    ends : array of int64
-        Last row + 1 of every block (matrix or bias) of the packed heads.
-    states : names of the state tensors in their slots; None for a slot that is not used
-    damping : float
-        With which symmetry pairs are balanced before the step; 0 for not at all.
-    """
-
-    code: int
-    numbers: np.ndarray
-    ends: np.ndarray
-    states: tuple[str | None, ...]
-    damping: float = 0.0
-
-    @property
-    def step(self) -> tuple:
-        """What `cpu.rules.update` takes."""
-        return self.code, self.numbers, self.ends, self.damping
-
-
-def compiled_rule(name: str, numbers, heads: Heads, states: tuple[str | None, ...]) -> CompiledRule:
-    """The rule `name` of NAMES with its numbers in the dtype of the heads."""
-    states = (*states, *[None] * (SLOTS - len(states)))
-    dtype = str(heads.dtype).removeprefix("torch.")
-    with np.errstate(over="ignore"):  # a rate beyond float32 is infinite: the run will be flagged
-        numbers = np.array(numbers, dtype)
-    ends = np.array([rows.stop for rows in heads.layout.slices.values()], np.int64)
-    return CompiledRule(NAMES.index(name), numbers, ends, states)
 
 
 class Rule(Identified, abc.ABC):
@@ -73,19 +30,21 @@ class Rule(Identified, abc.ABC):
     Rules of one's own are tried on a few random heads before they train, and are refused with the
     reason (`rules.trial`). Which rule it is, is read from its class and its fields
     (`rules.identity`), so that a run is never compared with the limit of another rule: let it be a
-    dataclass, and what it holds numbers or dataclasses. A complete one:
+    dataclass, whose fields are its options with their defaults and a docstring each, and what it
+    holds numbers or dataclasses. A rule that treats every entry by itself is shortest as an
+    `ElementwiseRule`. One that does not, complete:
 
         @dataclasses.dataclass
-        class Signum(ipslimit.Rule):
+        class Normalised(ipslimit.Rule):
             lr: float
-            beta: float = 0.9
 
             def init(self, heads):
-                return {"m": torch.zeros_like(heads.packed)}
+                return {}
 
             def update(self, heads, state, gradient, step):
-                m = torch.lerp(gradient.packed, state["m"], self.beta)
-                return heads.with_packed(heads.packed - self.lr * m.sign()), {"m": m}
+                g = gradient.packed
+                norm = g.norm(dim=-2, keepdim=True)
+                return heads.with_packed(heads.packed - self.lr * g / (1 + norm)), state
 
     Attributes
     ----------
@@ -96,17 +55,17 @@ class Rule(Identified, abc.ABC):
         becomes g / s): every state tensor named here is multiplied by s to that power.
     """
 
-    uses_means: bool = False
+    uses_means: ClassVar[bool] = False
     state_powers: ClassVar[dict[str, int]] = {}
-    # names of the numbers in the compiled form, and what it is the compiled form of
-    _formed: ClassVar[tuple[set[str], dict[str, object]]] = (set(), {})
+    # of a class of ours: the names of its options, and all else that it had when it was made
+    _made: ClassVar[tuple[set[str], dict[str, object]]]
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if "compiled" in vars(cls):
+        if cls.__module__.startswith(f"{__package__}."):
             names = {name for base in cls.__mro__ for name in vars(base) if _matters(name)}
-            numbers = set(inspect.signature(cls.__init__).parameters) - {"self"}
-            cls._formed = numbers, {name: of_class(cls, name) for name in names - numbers}
+            options = _options(cls)
+            cls._made = options, {name: of_class(cls, name) for name in names - options}
 
     @abc.abstractmethod
     def init(self, heads: Heads) -> State:
@@ -174,51 +133,46 @@ class Rule(Identified, abc.ABC):
         """What a run's user should know of how it went; see `ParticleRun.notes`."""
         return []
 
-    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
-        """The same step for the loops in `cpu.rules`; None if it has none.
 
-        A subclass has the compiled form of its parent as long as it overrides none of what that
-        form stands for; see `compiled_form`, which is how to ask for it.
-
-        per_token : float
-            What the loops' sums over contexts and tokens are multiplied with to give g.
-        """
-        return None
+def _options(kind: type) -> set[str]:
+    """Names of the fields of a dataclass, also before it is one."""
+    annotations = {}
+    for base in reversed(kind.__mro__):
+        annotations |= inspect.get_annotations(base)
+    return {name for name, kind in annotations.items() if "ClassVar" not in str(kind)}
 
 
 def _matters(name: str) -> bool:
     """Whether a name of a class can have a part in how its rule trains."""
     if name.startswith("__"):
         return name in ("__getattribute__", "__getattr__")  # what fields are read by
-    return name not in ("notes", "_formed", "_abc_impl")
+    return name not in ("notes", "_made", "_abc_impl")
 
 
-def compiled_form(rule: Rule, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
-    """`rule.compiled` where that is still the form of this rule, else None."""
-    return rule.compiled(heads, step, per_token) if _keeps_form(rule) else None
+def made_by(rule: Rule) -> type[Rule] | None:
+    """The class of ipslimit as which the rule trains, whatever its own class adds; else None.
 
-
-def _keeps_form(rule: Rule) -> bool:
-    """Whether all that the compiled form stands for is as it was in the class that gave it."""
+    That is the nearest of its bases that is ours, as long as nothing of that which has a part in
+    training is overridden or was replaced since.
+    """
     kind = type(rule)
-    numbers, code = kind._formed
-    return (
+    owner = next((base for base in kind.__mro__ if "_made" in vars(base)), None)
+    if owner is None:
+        return None
+    options, code = owner._made
+    kept = (
         code.keys().isdisjoint(vars(rule))
         and all(of_class(kind, name) is value for name, value in code.items())
-        and not any(hasattr(of_class(kind, name), "__get__") for name in numbers)
+        and all(hasattr(rule, name) for name in options)
+        and not any(hasattr(of_class(kind, name), "__get__") for name in options)
     )
+    return owner if kept else None
 
 
 def is_built_in(rule: Rule) -> bool:
-    """Whether it trains as a rule of ipslimit does, whatever its class adds."""
-    owner = next(base for base in type(rule).__mro__ if "compiled" in vars(base))
-    return (
-        owner is not Rule
-        and owner.__module__.startswith(f"{__package__}.")
-        and _keeps_form(rule)
-        and all(hasattr(rule, name) for name in owner._formed[0])
-        and all(is_built_in(value) for _, value in fields(rule) if isinstance(value, Rule))
-    )
+    """Whether it trains as a rule of ipslimit does, and what it holds too."""
+    inner = (value for _, value in fields(rule) if isinstance(value, Rule))
+    return made_by(rule) is not None and all(map(is_built_in, inner))
 
 
 def input_means(x: torch.Tensor, outputs: torch.Tensor, per_token: float) -> torch.Tensor:

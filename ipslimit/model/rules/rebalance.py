@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ...checks import require_int, require_real, shown
 from ..heads import Heads, Layout
 from ..symmetry import balancing_factors, pair_scale
-from .base import CompiledRule, Rule, State, compiled_form
+from .base import Rule, State
 from .sbo import rescaled_means
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Rebalance(Rule):
     """Any rule, with symmetry pairs balanced before its first step and then every T steps.
 
@@ -22,15 +25,6 @@ class Rebalance(Rule):
     v_A <- v_A / c^2, m_B <- c m_B, v_B <- c^2 v_B, and a stored mean of O's input scales as V does.
     The function stays as it is; what changes is the next step of a rule that, like Adam, does not
     scale with its parameters. Norms are those of the matrices; biases go with theirs.
-
-    Parameters
-    ----------
-    rule : Rule
-        Not itself a Rebalance. Its state must be able to follow (`Rule.state_powers`).
-    every : int
-        T: pairs are balanced before the steps 1, T + 1, 2T + 1, ...
-    damping : float in (0, 1]
-        1 makes the norms equal (hard), less moves their ratio to the power 1 - damping (soft).
 
     Raises
     ------
@@ -45,7 +39,15 @@ class Rebalance(Rule):
     Stabilization*, of which the abstract alone was to be had: our reading.
     """
 
-    def __init__(self, rule: Rule, every: int = 100, damping: float = 1.0):
+    rule: Rule
+    """Any rule that is not itself a Rebalance, whose state can follow (`Rule.state_powers`)."""
+    every: int = 100
+    """T: pairs are balanced before the steps 1, T + 1, 2T + 1, ..."""
+    damping: float = 1.0
+    """1 makes the norms equal (hard), less moves their ratio to the power 1 - damping (soft)."""
+
+    def __post_init__(self):
+        rule = self.rule
         if not isinstance(rule, Rule) or isinstance(rule, Rebalance):
             raise TypeError(
                 f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02), not balanced "
@@ -56,9 +58,8 @@ class Rebalance(Rule):
             raise ValueError(
                 f"rule must have a state that can be rescaled; got {rule!r}: {refusal}."
             )
-        self.rule = rule
-        self.every = require_int("every", every)
-        self.damping = require_real("damping", damping, 0.0, 1.0, include_low=False)
+        self.every = require_int("every", self.every)
+        self.damping = require_real("damping", self.damping, 0.0, 1.0, include_low=False)
 
     @property
     def uses_means(self) -> bool:
@@ -74,7 +75,7 @@ class Rebalance(Rule):
     ):
         inner = {name: tensor for name, tensor in state.items() if name != "skipped"}
         skipped = state["skipped"]
-        if self._due(step):
+        if self.is_due(step):
             layout = heads.layout
             factors, left_alone = balancing_factors(heads, self.damping)
             scale = pair_scale(layout, factors)
@@ -86,13 +87,6 @@ class Rebalance(Rule):
         arguments = (means,) if self.uses_means else ()
         heads, inner = self.rule.update(heads, inner, gradient, step, *arguments)
         return heads, inner | {"skipped": skipped}
-
-    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule | None:
-        inner = compiled_form(self.rule, heads, step, per_token)
-        if inner is None:
-            return None
-        damping = self.damping if self._due(step) else 0.0
-        return inner._replace(damping=damping, states=(*inner.states[:-1], "skipped"))
 
     def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
         inner = {name: tensor for name, tensor in state.items() if name != "skipped"}
@@ -109,5 +103,6 @@ class Rebalance(Rule):
             ]
         return notes
 
-    def _due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
+        """Whether pairs are balanced before this step, counted from 1."""
         return (step - 1) % self.every == 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import ClassVar
+
 import torch
 
 from ...checks import require_bool, require_choice, require_real
 from ..heads import MATRICES, Heads, Layout
 from .adamw import AdamW
-from .base import CompiledRule, State, compiled_rule
+from .base import State
+from .elementwise import named
 
 CENTRES = ("batch", "ema", "fixed")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SBOAdamW(AdamW):
     """SBO-AdamW: for z = W y + b, the bias undoes what a step of W does at the mean input.
 
@@ -23,19 +28,6 @@ class SBOAdamW(AdamW):
     over contexts and tokens. Heads need biases; a matrix without one is left to AdamW. Biases are
     not decayed.
 
-    Parameters
-    ----------
-    lr, betas, eps, weight_decay
-        As `AdamW`.
-    centre : "batch", "ema" or "fixed"
-        c is the mean of this step, a moving average c <- r c + (1 - r) mean that starts at the
-        first mean, or the first mean itself.
-    centre_decay : float in [0, 1)
-        r of the moving average.
-    transport : bool
-        When c moves to c', also move the first moment to where it would be had c' been used
-        before: m_W <- m_W - m_b (c' - c)^T. (There is no such map for the second moment.)
-
     Notes
     -----
     *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927, whose full text was not
@@ -44,23 +36,25 @@ class SBOAdamW(AdamW):
     each step's mean by beta <- beta + S (c' - c), AdamW on (S, beta) is this rule.
     """
 
-    compiled_name = "sbo-adamw"
-    uses_means = True
+    centre: str = "batch"
+    """c is the mean of this step (batch), a moving average that starts at the first mean (ema), or
+    the first mean itself (fixed)."""
+    centre_decay: float = 0.99
+    """r of the moving average c <- r c + (1 - r) mean, in [0, 1)."""
+    transport: bool = False
+    """When c moves to c', also move the first moment to where it would be had c' been used before:
+    m_W <- m_W - m_b (c' - c)^T. (There is no such map for the second moment.)"""
 
-    def __init__(
-        self,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        centre: str = "batch",
-        centre_decay: float = 0.99,
-        transport: bool = False,
-    ):
-        super().__init__(lr, betas, eps, weight_decay)
-        self.centre = require_choice("centre", centre, CENTRES)
-        self.centre_decay = require_real("centre_decay", centre_decay, 0.0, 1.0, include_high=False)
-        self.transport = require_bool("transport", transport)
+    slots: ClassVar[tuple[str, ...]] = ("m", "v", "centre")
+    uses_means: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.centre = require_choice("centre", self.centre, CENTRES)
+        self.centre_decay = require_real(
+            "centre_decay", self.centre_decay, 0.0, 1.0, include_high=False
+        )
+        self.transport = require_bool("transport", self.transport)
 
     @property
     def keeps_centre(self) -> bool:
@@ -74,11 +68,21 @@ class SBOAdamW(AdamW):
                 f"heads of {self!r} must have biases for it to act on; got {heads!r}. Give Heads "
                 "bq, bk, bv or bo (zeros will do), a law biases=True, or use AdamW."
             )
-        state = super().init(heads)
+        packed = heads.packed
+        state = {"m": torch.zeros_like(packed), "v": torch.zeros_like(packed)}
         if self.keeps_centre:
-            packed = heads.packed
             state["centre"] = packed.new_zeros(*heads.lead, layout.d + layout.m, heads.count)
         return state
+
+    def numbers(self, step: int) -> dict[str, float]:
+        # the share of this step's mean in the centre
+        share = {"batch": 1.0, "ema": 1.0 - self.centre_decay, "fixed": 0.0}[self.centre]
+        return super().numbers(step) | {
+            "keep": 1.0,  # of biases; the share of a matrix that is kept is
+            "decay": 1.0 - self.lr * self.weight_decay,
+            "share": share if step > 1 else 1.0,
+            "transport": float(self.transport and step > 1),
+        }
 
     def update(
         self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None
@@ -88,29 +92,20 @@ class SBOAdamW(AdamW):
                 f"means must be given to {self!r}; got none. Compute them with "
                 "ipslimit.model.rules.input_means."
             )
-        layout, m = heads.layout, state["m"]
-        centre = self._moved_centre(state, means, step)
-        if self.transport and step > 1:
+        layout, theta, m = heads.layout, heads.packed, state["m"]
+        n = named(self.numbers(step), heads.dtype)
+        centre = torch.lerp(state["centre"], means, n.share) if self.keeps_centre else means
+        if n.transport:
             m = m - _products(layout, m, centre - state["centre"])
         g = gradient.packed - _products(layout, gradient.packed, centre)
-        moved, new = super().update(heads, {"m": m, "v": state["v"]}, gradient.with_packed(g), step)
-        shift = moved.packed - heads.packed
+        decayed = theta.clone()
+        decayed[..., : layout.slices["o"].stop, :] *= n.decay  # biases are not
+        moved, m, v = self.formula(decayed, g, m, state["v"], n)
+        shift = moved - theta
         for name in _biased(layout):
-            rows = layout.slices[f"b{name}"]
-            moved.packed[..., rows, :] -= _applied(layout, name, shift, centre)
-        if self.keeps_centre:
-            new["centre"] = centre
-        return moved, new
-
-    def compiled(self, heads: Heads, step: int, per_token: float) -> CompiledRule:
-        numbers = super().compiled(heads, step, per_token).numbers
-        # the share of this step's mean in the centre; the last number of AdamW's is not used
-        share = 1.0
-        if step > 1 and self.centre != "batch":
-            share = 0.0 if self.centre == "fixed" else 1.0 - self.centre_decay
-        numbers = [*numbers[:-1], share, float(self.transport and step > 1)]
-        states = ("m", "v", "centre" if self.keeps_centre else None)
-        return compiled_rule(self.compiled_name, numbers, heads, states)
+            moved[..., layout.slices[f"b{name}"], :] -= _applied(layout, name, shift, centre)
+        new = {"m": m, "v": v}
+        return heads.with_packed(moved), new | {"centre": centre} if self.keeps_centre else new
 
     def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
         moments = {name: tensor for name, tensor in state.items() if name != "centre"}
@@ -118,19 +113,6 @@ class SBOAdamW(AdamW):
         if "centre" in state:
             new["centre"] = rescaled_means(layout, state["centre"], scale)
         return new
-
-    def _moved_centre(self, state: State, means: torch.Tensor, step: int) -> torch.Tensor:
-        if step == 1 or self.centre == "batch":
-            return means
-        if self.centre == "fixed":
-            return state["centre"]
-        return torch.lerp(state["centre"], means, 1.0 - self.centre_decay)
-
-    def _decayed(self, heads: Heads) -> torch.Tensor:
-        decayed = super()._decayed(heads)
-        first = heads.layout.slices["o"].stop
-        decayed[..., first:, :] = heads.packed[..., first:, :]
-        return decayed
 
 
 def rescaled_means(layout: Layout, means: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

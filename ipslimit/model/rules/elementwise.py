@@ -1,0 +1,87 @@
+"""Rules that act on every entry by itself: their formula is written once for every path."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import functools
+from collections.abc import Callable
+from numbers import Real
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..heads import Heads
+from .base import Rule, State
+from .identity import fields
+
+
+class ElementwiseRule(Rule):
+    """A rule whose step of an entry depends on that entry of theta, g and state alone.
+
+    It declares `slots` and a `formula`, which is plain arithmetic: + - * / and comparisons, and
+    `sqrt`, `sign`, `where`, `lerp` of `ipslimit.model.rules.arithmetic`. So it runs on whole
+    tensors, and compiled on one number after the other in the fast path on the CPU. (Where it
+    cannot be compiled, or the compiled form gives other numbers, tensors are used throughout.) A
+    complete one:
+
+        @dataclasses.dataclass
+        class Signum(ipslimit.ElementwiseRule):
+            lr: float
+            beta: float = 0.9
+            slots = ("m",)
+            state_powers = {"m": -1}
+
+            @staticmethod
+            def formula(theta, g, m, n):
+                m = lerp(g, m, n.beta)
+                return theta - n.lr * sign(m), m
+
+    Attributes
+    ----------
+    slots : tuple of str
+        Names of the state tensors, which start at zero and have the heads' shape.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    @abc.abstractmethod
+    def formula(theta, g, *state_and_numbers):
+        """formula(theta, g, *state, n) -> (theta, *state) after one step; theta alone without state.
+
+        `state` in the order of `slots`; one that `init` did not make is 0. n : `numbers`, by name.
+        """
+
+    def numbers(self, step: int) -> dict[str, float]:
+        """What the formula multiplies with at a step, by name; by default all numbers it holds."""
+        return {name: float(value) for name, value in fields(self) if isinstance(value, Real)}
+
+    def init(self, heads: Heads) -> State:
+        return {name: torch.zeros_like(heads.packed) for name in self.slots}
+
+    def update(self, heads: Heads, state: State, gradient: Heads, step: int):
+        old = [state.get(name, 0.0) for name in self.slots]
+        n = named(self.numbers(step), heads.dtype)
+        moved = self.formula(heads.packed, gradient.packed, *old, n)
+        theta, *new = moved if self.slots else (moved,)
+        kept = {name: t for name, t in zip(self.slots, new, strict=True) if name in state}
+        return heads.with_packed(theta), kept
+
+
+def named(numbers: dict[str, float], dtype: torch.dtype) -> tuple:
+    """A named tuple of the numbers as they are in a dtype."""
+    return numbers_type(tuple(numbers))(*rounded(numbers, dtype).tolist())
+
+
+def rounded(numbers: dict[str, float], dtype: torch.dtype) -> np.ndarray:
+    """The numbers in a dtype, in their order."""
+    with np.errstate(over="ignore"):  # a rate beyond float32 is infinite: the run will be flagged
+        return np.array([*numbers.values()], str(dtype).removeprefix("torch."))
+
+
+@functools.cache
+def numbers_type(names: tuple[str, ...]) -> Callable[..., tuple]:
+    """The type of named tuple that has these names."""
+    return collections.namedtuple("Numbers", names)
