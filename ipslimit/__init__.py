@@ -12,11 +12,12 @@ from ._version import __version__
 from .measure.rates import fit_rates
 from .model.attention import attention_field, attention_vjp
 from .model.heads import Heads
-from .model.laws import Atoms, TruncatedNormal, XavierUniform
+from .model.laws import Atoms, Law, SampledLaw, TruncatedNormal, XavierUniform
 from .model.particles import train_particles
 from .model.problem import Problem
 from .model.rules import SGD, AdamW, BlockAdamW, Rebalance, Rule, SBOAdamW
 from .model.runs import ParticleRun
+from .model.units import Units
 
 __all__ = [
     "SGD",
@@ -25,12 +26,15 @@ __all__ = [
     "BlockAdamW",
     "BoundaryProbe",
     "Heads",
+    "Law",
     "ParticleRun",
     "Problem",
     "Rebalance",
     "Rule",
     "SBOAdamW",
+    "SampledLaw",
     "TruncatedNormal",
+    "Units",
     "XavierUniform",
     "__version__",
     "attention_field",

@@ -172,11 +172,11 @@ def test_entries_are_independent(law):
 @SAMPLED
 def test_quantile_is_symmetric_and_increasing(law):
     u = np.linspace(0, 1, 4097)[1:-1]
-    entries = law._quantile(u)
+    entries = law.quantile(u)
     # 1 - u is exact on this grid; what is left is the rounding of u -> 2u - 1, below one ulp of 1
-    assert np.abs(entries + law._quantile(1 - u)).max() <= np.finfo(float).eps
+    assert np.abs(entries + law.quantile(1 - u)).max() <= np.finfo(float).eps
     assert (np.diff(entries) > 0).all()
-    assert law._quantile(np.array([0.5]))[0] == pytest.approx(0, abs=1e-16)
+    assert law.quantile(np.array([0.5]))[0] == pytest.approx(0, abs=1e-16)
 
 
 @pytest.mark.parametrize("std,bound", [(0.5, 0.8), (1.0, 6.0), (0.1, 5.0), (30.0, 1.0)])
@@ -187,20 +187,20 @@ def test_truncated_normal_quantile_inverts_the_distribution(std, bound):
     expected = truncnorm.ppf(u, -bound / std, bound / std, scale=std)
     # relative to the range that occurs; for std >> bound the tails cancel: std/bound roundings
     scale = min(bound, 4 * std) * 1e-13 * max(1, std / bound)
-    assert np.abs(TruncatedNormal(2, 2, std, bound)._quantile(u) - expected).max() < scale
+    assert np.abs(TruncatedNormal(2, 2, std, bound).quantile(u) - expected).max() < scale
 
 
 def test_truncated_normal_stays_finite_far_from_its_bound():
     law = TruncatedNormal(2, 2, std=1e-3, bound=1.0)
     u = np.array([0.0, 2**-53, 0.5, 1 - 2**-53])
-    assert np.isfinite(law._quantile(u)).all()
-    assert np.abs(law._quantile(u)).max() <= 1.0
+    assert np.isfinite(law.quantile(u)).all()
+    assert np.abs(law.quantile(u)).max() <= 1.0
 
 
 def test_truncated_normal_becomes_uniform_for_a_wide_standard_deviation():
     u = np.linspace(0.01, 0.99, 99)
     for std in (1e3, 1e9, 1e20):
-        entries = TruncatedNormal(2, 2, std=std, bound=1.0)._quantile(u)
+        entries = TruncatedNormal(2, 2, std=std, bound=1.0).quantile(u)
         assert np.abs(entries - (2 * u - 1)).max() < 1e-5, std
 
 
@@ -244,7 +244,7 @@ def test_any_even_number_of_nodes_is_possible(n):
 def test_nodes_integrate_each_entry_evenly(law):
     """Every entry is stratified: one node in each of n/2 quantile bins of equal probability."""
     n = 64
-    edges = law._quantile(np.linspace(0, 1, n // 2 + 1)[1:-1])
+    edges = law.quantile(np.linspace(0, 1, n // 2 + 1)[1:-1])
     for row in law.nodes(n).heads.packed[:, : n // 2].numpy():
         assert (np.bincount(np.digitize(row, edges), minlength=n // 2) == 1).all()
 
