@@ -142,7 +142,7 @@ class Setting:
         contexts = (self.contexts + self.probes) * self.tokens * self.d
         require_room("contexts, probes, tokens and d", contexts, torch.float64)
         require_room("atoms, d and m", 4 * self.atoms * self.d * self.m, torch.float64)
-        self.make_law().check_nodes(self.nodes, 0, ("nodes", "seed"))
+        self.make_law().check_nodes(self.nodes, 0)
 
     def varied(self, **values) -> Setting:
         """The same with other values, of its own fields or of the options of its rule or law."""

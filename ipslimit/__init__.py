@@ -12,7 +12,7 @@ from ._version import __version__
 from .measure.rates import fit_rates
 from .model.attention import attention_field, attention_vjp
 from .model.heads import Heads
-from .model.laws import Atoms, TruncatedNormal, XavierUniform
+from .model.laws import Atoms, Law, SampledLaw, TruncatedNormal, XavierUniform
 from .model.particles import train_particles
 from .model.problem import Problem
 from .model.rules import (
@@ -27,6 +27,7 @@ from .model.rules import (
     SBOAdamW,
 )
 from .model.runs import ParticleRun
+from .model.units import Units
 
 __all__ = [
     "SGD",
@@ -36,6 +37,7 @@ __all__ = [
     "BoundaryProbe",
     "ElementwiseRule",
     "Heads",
+    "Law",
     "Lion",
     "Muon",
     "ParticleRun",
@@ -43,7 +45,9 @@ __all__ = [
     "Rebalance",
     "Rule",
     "SBOAdamW",
+    "SampledLaw",
     "TruncatedNormal",
+    "Units",
     "XavierUniform",
     "__version__",
     "attention_field",

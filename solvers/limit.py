@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ipslimit import Atoms, Heads, Problem, Rule
+from ipslimit import Problem, Rule, Units
 from ipslimit.checks import (
     require_choice,
     require_int,
@@ -116,7 +116,7 @@ class LimitRun:
         """P on the probe contexts."""
         return self._evaluate(self._solution.probe_p, k, s)
 
-    def heads(self, k: int, s) -> Heads:
+    def heads(self, k: int, s) -> Units:
         """Heads Theta^k(s), one per atom of the law; leading dimension (S,) for s of shape (S,).
 
         Between nodes they are interpolated to order 5, and kept within the range of the two
@@ -127,7 +127,7 @@ class LimitRun:
         s, single = _depths(s)
         packed = between_nodes(self.grid, at_nodes.packed, s)
         weights = at_nodes.weights[self.grid.locate(s)]  # the same at all depths
-        heads = Heads.from_packed(packed, weights, at_nodes.layout)
+        heads = Units.from_packed(packed, weights, at_nodes.layout)
         return heads[0] if single else heads
 
     def error_at(self, variable: str, k: int, s) -> torch.Tensor:
@@ -290,7 +290,9 @@ def solve_limit(
     elif not (isinstance(quadrature_tol, float) and quadrature_tol == math.inf):
         quadrature_tol = require_real("quadrature_tol", quadrature_tol, 0.0, include_low=False)
     require_choice("method", method, ("auto", *SCHEMES))
-    problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
+    require_int("nodes", nodes)
+    require_int("nodes_seed", nodes_seed, 0)
+    problem.law.check_nodes(nodes, nodes_seed)
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
     require_room("steps", steps, problem.dtype)
     require_rule(rule, problem.law.layout, problem.dtype, device, steps)
@@ -309,7 +311,7 @@ def solve_limit(
 
     first, start = DepthGrid.uniform(elements), None
     holder, budget = "max_nodes", "max_elements"
-    sampled = not isinstance(problem.law, Atoms)
+    sampled = not problem.law.exact
     if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
         # room is wanted for two pairs of grids at least, and then for no more than there is
         room = free_bytes(device)

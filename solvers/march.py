@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from ipslimit.cpu.dispatch import choose
-
 from .grid import Trajectory
 from .scheme import HeadSums, Scheme, System
 
@@ -81,18 +79,16 @@ class March(Scheme):
 
 
 def _empty_sums(system: System) -> torch.Tensor:
-    """(nodes, P, H), with m rows more for the attention outputs where they are wanted."""
+    """(nodes, P, H), with rows more for the outputs (m, of heads) where they are wanted."""
     packed = system.heads.packed
-    more = system.heads.m if system.with_outputs else 0
+    more = system.heads.layout.inner if system.with_outputs else 0
     return packed.new_empty(packed.shape[0], packed.shape[1] + more, packed.shape[2])
 
 
 def _compiled(system: System, x: torch.Tensor):
     """The compiled march for these sizes, or None: a choice that depends on the sizes alone."""
-    contexts, tokens, d = x.shape
-    heads = system.heads
-    arguments = (contexts, heads.count, tokens, d, heads.m, heads.dtype, heads.device)
-    if choose(*arguments) == "eager":
+    contexts, tokens, _ = x.shape
+    if not system.heads.is_compiled(contexts, tokens):
         return None
     from .march_compiled import CompiledMarch  # numba takes a second to import
 

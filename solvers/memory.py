@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ipslimit import Problem, Rule
+from ipslimit import Problem, Rule, Units
 
 # Of the memory that is free, what may be planned with.
 SHARE = 0.8
@@ -55,7 +55,9 @@ def limit_bytes(problem: Problem, rule: Rule, recorded: int, nodes: int, element
     Heads live at every node of the depth grid. Of what is recorded there are up to three solutions:
     of a grid, of its halving, and with another scrambling. All else is small beside it.
     """
-    one = problem.law.nodes(2).heads.to(problem.dtype)
-    state = sum(t.numel() for t in rule.init(one).values()) / one.packed.numel()
-    heads = nodes * one.packed.shape[0] * one.packed.element_size() * (2 * elements + 1)
+    layout = problem.law.layout
+    ones = torch.ones(layout.size, 1, dtype=problem.dtype)
+    one = Units.from_packed(ones, ones[0], layout)
+    state = sum(t.numel() for t in rule.init(one).values()) / layout.size
+    heads = nodes * layout.size * problem.dtype.itemsize * (2 * elements + 1)
     return int(heads * (UPDATE_COPIES + state + 3 * recorded))

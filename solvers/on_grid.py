@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from ipslimit import Heads, Problem, Rule
+from ipslimit import Problem, Rule, Units
 from ipslimit.model.rules import input_means
 
 from .grid import DepthGrid, Trajectory
@@ -24,7 +24,7 @@ class GridSolution:
     probe_x: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_p: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    heads: dict[int, Heads] = dataclasses.field(default_factory=dict)
+    heads: dict[int, Units] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def trajectories(self) -> list[tuple[str, int, Trajectory]]:
@@ -42,7 +42,7 @@ class GridSolution:
 
 def train_on_grid(
     problem: Problem,
-    law: Heads,
+    law: Units,
     rule: Rule,
     steps: int,
     record: tuple[int, ...],

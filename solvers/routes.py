@@ -1,6 +1,6 @@
 """Independent routes to the limit at frozen heads: the checks that theorists know.
 
-They share the attention kernel with `solve_limit` and nothing else: adaptive dopri5 for X, its
+They share the field of the units with `solve_limit` and nothing else: adaptive dopri5 for X, its
 adjoint for P(0), and the boundary-value problem for X and P together. Heads are a given function
 of depth, such as `lambda s: run.heads(k, s)`.
 """
@@ -14,10 +14,10 @@ import scipy
 import torch
 from torchdiffeq import odeint, odeint_adjoint
 
-from ipslimit import Heads, attention_field, attention_vjp
+from ipslimit import Units
 from ipslimit.checks import require_finite, require_tensor
 
-HeadsAt = Heads | Callable[[float], Heads]
+HeadsAt = Units | Callable[[float], Units]
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -34,7 +34,7 @@ def forward_dopri5(
     Parameters
     ----------
     x0 : tensor, shape (B, N, d)
-    heads_at : callable s -> Heads, or Heads
+    heads_at : callable s -> Heads, or Heads (or other units)
         Heads without leading dimensions at a depth s in [0, 1], or the same at every depth.
     depths : S increasing floats in [0, 1]
     causal : bool
@@ -156,9 +156,9 @@ def boundary_value(
         packed, weights = (
             torch.stack([getattr(h, a) for h in each]) for a in ("packed", "weights")
         )
-        heads = Heads.from_packed(packed, weights, each[0].layout)
-        pull, _ = attention_vjp(x, heads, p, causal, with_heads=False)
-        both = torch.stack([attention_field(x, heads, causal), -pull], dim=1)
+        heads = Units.from_packed(packed, weights, each[0].layout)
+        pull, _ = heads.vjp(x, p, causal, with_units=False)
+        both = torch.stack([heads.field(x, causal), -pull], dim=1)
         return both.flatten(1).T.numpy()
 
     def end_costate(x: torch.Tensor) -> torch.Tensor:
@@ -194,7 +194,7 @@ class _Field(torch.nn.Module):
     def __init__(self, x0: torch.Tensor, heads_at: HeadsAt, causal: bool):
         super().__init__()
         self.heads, self.causal, self.evaluations = heads_at, causal, 0
-        if isinstance(heads_at, Heads):
+        if isinstance(heads_at, Units):
             self.packed = torch.nn.Parameter(heads_at.packed.detach().clone())
             self.heads = lambda s: heads_at.with_packed(self.packed)
         elif not callable(heads_at):
@@ -205,12 +205,12 @@ class _Field(torch.nn.Module):
         require_tensor("x0", x0, finite=True)
         for s in (0.0, 1.0):
             require_finite(f"heads_at({s:g})", self.heads(s).packed)
-            attention_field(x0, self.heads(s), causal)
+            self.heads(s).field(x0, causal)
 
     def forward(self, s: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         self.evaluations += 1
         # the trial of a first step may look past the ends
-        return attention_field(x, self.heads(float(s.detach().clamp(0.0, 1.0))), self.causal)
+        return self.heads(float(s.detach().clamp(0.0, 1.0))).field(x, self.causal)
 
     def integrate(self, solver: Callable, x0, grid: torch.Tensor, rtol: float, atol: float):
         if len(grid) == 1:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ipslimit import Heads, attention_field, attention_vjp
+from ipslimit import Units
 
 from .grid import DepthGrid, Trajectory
 
@@ -17,7 +17,7 @@ class HeadSums(NamedTuple):
     """Sums over contexts and tokens, at one node or at several.
 
     packed (..., P, H) is (df/dtheta)^T p; outputs (..., H, m), where asked for, are the heads'
-    attention outputs.
+    attention outputs (the inner inputs of other units).
     """
 
     packed: torch.Tensor
@@ -35,7 +35,7 @@ class System:
     """
 
     grid: DepthGrid
-    heads: Heads  # leading dimension: nodes
+    heads: Units  # leading dimension: nodes
     causal: bool
     cost: dict[str, int]
     with_outputs: bool = False
@@ -43,19 +43,13 @@ class System:
     def field(self, x: torch.Tensor, nodes) -> torch.Tensor:
         """Gamma at a node (index) or at several (slice) with x of matching leading shape."""
         self.cost["field"] += self._count(nodes)
-        return attention_field(x, self.heads[nodes], self.causal)
+        return self.heads[nodes].field(x, self.causal)
 
     def pull(self, x: torch.Tensor, p: torch.Tensor, nodes, with_heads: bool = False):
         """(dGamma/dx)^T p and, if asked, the `HeadSums`."""
         self.cost["vjp"] += self._count(nodes)
-        dx, dheads, *outputs = attention_vjp(
-            x,
-            self.heads[nodes],
-            p,
-            self.causal,
-            with_heads=with_heads,
-            with_outputs=with_heads and self.with_outputs,
-        )
+        options = {"with_units": with_heads, "with_outputs": with_heads and self.with_outputs}
+        dx, dheads, *outputs = self.heads[nodes].vjp(x, p, self.causal, **options)
         return dx, HeadSums(dheads.packed, *outputs or (None,)) if with_heads else None
 
     def _count(self, nodes) -> int:

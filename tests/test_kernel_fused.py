@@ -15,10 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from ipslimit import Heads
 from ipslimit.cpu import dispatch, fused
 from ipslimit.cpu.lanes import LANES, WIDTH, exp2, load, store
 from ipslimit.model import eager
-from ipslimit.model.heads import BIASES, MATRICES, Layout
+from ipslimit.model.heads import BIASES, MATRICES
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 NAMES = ("field", "dx", "dpacked", "dweights")
@@ -31,7 +32,7 @@ def make(R, B, H, N, d, m, biases=(), dtype=torch.float64, seed=0, size=1.0):
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    layout = Layout(d, m, tuple(biases))
+    layout = Heads.make_layout(tuple(biases), d=d, m=m)
     packed = draw(R, layout.size, H) / math.sqrt(d)
     packed[:, layout.slices["q"]] *= size
     weights = draw(R, H).abs() / H
@@ -248,7 +249,7 @@ def test_large_logits():
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_underflow_gives_exactly_one_token(dtype):
     """Weights of the others are exactly zero, and a single token is attended to exactly."""
-    layout = Layout(2, 1, ())
+    layout = Heads.make_layout(d=2, m=1)
     heads = {"q": [[0.0, 1.0]], "k": [[1.0, 0.0]], "v": [[1.0, 0.0]], "o": [[1.0], [0.0]]}
     packed = layout.pack({k: torch.tensor([v], dtype=dtype) for k, v in heads.items()})[None]
     x = torch.tensor([[5000.0, 1.0], [0.75, 1.0], [-3000.0, 1.0]], dtype=dtype)[None, None]

@@ -11,7 +11,6 @@ from builders import clipped, random_heads, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, Heads, Rebalance, Rule, train_particles
 from ipslimit.measure.errors import bias_table
-from ipslimit.model.heads import Layout
 from ipslimit.model.particles import train_from
 from ipslimit.model.rules import trial
 from ipslimit.model.runs import empty_run
@@ -367,7 +366,8 @@ def test_what_is_remembered_of_trials_stays_small():
 def test_every_rule_of_ours_passes_the_trial_that_it_is_spared():
     from test_rules import RULES
 
+    make = Heads.make_layout
     for rule in RULES:
-        for layout in (Layout(3, 2, ("bq", "bk", "bv", "bo")), Layout(1, 1, ("bo",))):
+        for layout in (make(tuple(Heads.biases), d=3, m=2), make(("bo",), d=1, m=1)):
             for steps in (1, 7):
                 trial.Trial(rule, layout, torch.device("cpu"), steps).run(torch.float32)

@@ -151,3 +151,31 @@ def test_problems_say_what_they_are():
         "MeanPooledSquaredError())"
     )
     assert "ReadoutCrossEntropy(5 classes)" in repr(entropy_problem())
+
+
+def test_a_good_loss_is_run_once_and_a_bad_one_again_to_say_what_is_wrong():
+    shapes = []
+
+    def loss(x, y):
+        shapes.append(tuple(x.shape))
+        return (x.mean(dim=-2) - y).square().sum(dim=-1)
+
+    small_problem(loss=loss)
+    assert shapes == [(2, 3, 4, 3)]
+
+    def mixes(x, y):
+        return loss(x, y) / x.detach().square().mean()
+
+    with pytest.raises(ValueError, match="loss must give every context and every leading index"):
+        small_problem(loss=mixes)
+    assert shapes[1:] == [(2, 3, 4, 3), (3, 4, 3), (2, 3, 4, 3)]
+
+
+@pytest.mark.parametrize("refuse", [AssertionError, RuntimeError, ZeroDivisionError])
+def test_a_loss_that_raises_on_numbers_that_are_not_finite_is_a_good_one(refuse):
+    def loss(x, y):
+        if not torch.isfinite(x).all():
+            raise refuse("what must not be")
+        return (x.mean(dim=-2) - y).square().sum(dim=-1)
+
+    assert small_problem(loss=loss).loss is loss

@@ -5,7 +5,6 @@ import torch
 from builders import F64, generator, normal, small_atoms, small_problem
 
 from ipslimit import SGD, Heads
-from ipslimit.model.heads import Layout
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit import LimitRun
 from ipslimit.solvers.march import March
@@ -36,7 +35,7 @@ def fitted_order(errors, window=WINDOW):
 
 def frozen(grid, causal=False, M=6, d=3, m=2, size=0.5):
     """A system whose heads are A + sin(3 s) B, smooth and far from constant."""
-    layout, gen = Layout(d, m), generator(3)
+    layout, gen = Heads.make_layout(d=d, m=m), generator(3)
     A, B = (size * (2 * torch.rand(layout.size, M, generator=gen, dtype=F64) - 1) for _ in "AB")
     weights = torch.full((len(grid.nodes), M), 1.0 / M, dtype=F64)
     packed = A + torch.sin(3 * grid.nodes)[:, None, None] * B

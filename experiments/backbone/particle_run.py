@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ipslimit import Heads, ParticleRun, Problem, Rule, attention_vjp, train_particles
+from ipslimit import ParticleRun, Problem, Rule, Units, train_particles
 from ipslimit.measure.trajectory import Backbone, TrainingPath, displacements, gram_matrix
 from ipslimit.model.particles import train_from
 from ipslimit.model.runs import empty_run
@@ -90,13 +90,13 @@ def limit_trajectory(setting: Setting, particles: ParticleSetting) -> LimitTraje
 
 
 def _trajectory(
-    heads: Callable[[int], Heads],
+    heads: Callable[[int], Units],
     x: Callable[[int], torch.Tensor],
     p: Callable[[int], torch.Tensor],
     depth_weights: torch.Tensor,
     problem: Problem,
     steps: int,
-    fresh: dict[int, Heads] | None = None,
+    fresh: dict[int, Units] | None = None,
 ) -> TrainingPath:
     """Displacements at steps 1.., of the run begun anew, and gradients at steps 1..steps - 1.
 
@@ -112,7 +112,7 @@ def _trajectory(
     again = [row(h.packed) for _, h in sorted((fresh or {}).items())]
     gradients = []
     for k in range(1, steps):
-        _, g = attention_vjp(x(k), heads(k), p(k), problem.causal)
+        _, g = heads(k).vjp(x(k), p(k), problem.causal)
         gradients.append(row(g.packed / (problem.B * problem.N)))
     moved = steps + len(again)
     gram = gram_matrix(displacements([np.stack([*rows, *again, *gradients])], moved))

@@ -12,7 +12,7 @@ import torch
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
 from ipslimit.model.particles import MOST_HEADS
-from ipslimit.model.symmetry import PAIRS, rescale_pairs
+from ipslimit.model.symmetry import rescale_pairs
 from ipslimit.solvers import solve_limit
 
 from ..engines import InProcess
@@ -123,7 +123,7 @@ class GaugeSetting(Checked):
         problem = self.setting.make_problem()
         heads = problem.law.heads
         generator = torch.Generator().manual_seed(self.gauge_seed + gauge)
-        shape = (len(PAIRS), heads.count)
+        shape = (len(heads.pairs), heads.count)
         u = 2.0 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1.0
         law = Atoms(rescale_pairs(heads, factor**u)) if factor != 1.0 else problem.law
         return Problem(problem.contexts, problem.targets, law, problem.causal)

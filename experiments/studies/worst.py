@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from ipslimit import Heads, Problem, attention_field
+from ipslimit import Problem, Units
 from ipslimit.solvers import LimitRun
 
 # Runge-Kutta steps in depth: enough that their error is far below any error measured.
@@ -39,13 +39,13 @@ class FrozenError:
     divisor of L between 16 and 32).
     """
 
-    heads: Heads
-    nodes: Heads
+    heads: Units
+    nodes: Units
     causal: bool
     costate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
-    def of(cls, heads: Heads, limit: LimitRun, step: int, causal: bool, finer: int = 1):
+    def of(cls, heads: Units, limit: LimitRun, step: int, causal: bool, finer: int = 1):
         """From a run's heads and the limit, both after `step` training steps."""
         n = depth_steps(heads.lead[1]) * finer
         s = torch.arange(2 * n + 1, dtype=torch.float64) / (2 * n)
@@ -123,7 +123,7 @@ class FrozenError:
         states = []
         for r in range(depth + 1):
             if r > 0:
-                x = x + attention_field(x, self.heads[:, r - 1], self.causal) / depth
+                x = x + self.heads[:, r - 1].field(x, self.causal) / depth
             if moved is not None and r % skip == 0:
                 x = x + moved[r // skip]
             states.append(x)
@@ -137,7 +137,7 @@ class FrozenError:
         h = 1.0 / n
 
         def field(x: torch.Tensor, node: int) -> torch.Tensor:
-            return attention_field(x, self.nodes[node], self.causal)
+            return self.nodes[node].field(x, self.causal)
 
         x, states = x0, []
         for i in range(n + 1):

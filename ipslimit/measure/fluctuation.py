@@ -15,13 +15,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ..model.heads import Heads
-from ..model.laws import Atoms
 from ..model.particles import train_from
 from ..model.problem import Problem
 from ..model.rules import Rule
 from ..model.rules.identity import require_same_rule, rule_text
 from ..model.runs import ParticleRun, empty_run
+from ..model.units import Units
 
 # The derivative is a central difference at this multiple of the noise itself: small enough that the
 # next order is a hundredth of what it is at the noise, large enough for the roundings of float32.
@@ -90,7 +89,7 @@ def train_weights(
     law = problem.law.heads.to(problem.dtype)
     weights = weights.to(law.weights).transpose(0, 1)
     packed = law.packed.expand(*weights.shape[:2], *law.packed.shape)
-    start = Heads.from_packed(packed, weights, law.layout)
+    start = Units.from_packed(packed, weights, law.layout)
     depth, count = weights.shape[:2]
     run = empty_run(depth, None, range(count), max(record), problem, device)
     return train_from(start, problem, rule, max(record), record, run, device=device, **options)
@@ -127,7 +126,7 @@ def predict_fluctuation(
     not taken: rare large responses that one side misses, such as flips of near-sign steps, show on
     the other. Costs three runs with all M atoms in every layer, whatever H, and one of one seed.
     """
-    if run.counts is None or not isinstance(problem.law, Atoms):
+    if run.counts is None or not problem.law.exact:
         raise ValueError(
             "run must come from a law with atoms (its draws are the noise); got a run without "
             "counts. Use ipslimit.Atoms."

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .heads import Layout
+from .layout import Layout
 
 # Work is cut into blocks of leading indices, contexts and heads so that no temporary over tokens or
 # parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a block into
@@ -20,6 +20,9 @@ from .heads import Layout
 # a time, both in a core's second-level cache.
 TOKEN_BUDGET = 2**20
 PAIR_BUDGET = 2**19
+
+# `field` can keep for `vjp` what both need (see `passes`).
+KEEPS = True
 
 
 def blocks(

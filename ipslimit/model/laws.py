@@ -1,52 +1,93 @@
-"""Initial laws mu_0 of the heads: finitely many atoms, or a density that is sampled.
+"""Initial laws mu_0 of the units: finitely many atoms, or a density that is sampled.
 
-The particle transformer draws H heads i.i.d. from the law for every layer; the limit integrates
-over the whole law. For `Atoms` that integral is a finite sum and exact; for the sampled laws it is
-taken over quadrature nodes, `law.nodes(n, seed)`, and carries a quadrature error.
+The particle transformer draws H units i.i.d. from the law for every layer; the limit integrates
+over the whole law. For `Atoms` that integral is a finite sum and exact; for other laws it is taken
+over quadrature nodes, `law.nodes(n, seed)`, and carries a quadrature error.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import scipy
 import torch
 
 from ..checks import require_bool, require_finite, require_int, require_real, require_room
-from .heads import BIASES, Heads, Layout
+from .heads import Heads
+from .layout import Layout
+from .units import Units
 
 
 class Law(abc.ABC):
-    """A probability law over heads with compact support."""
+    """A probability law over units of one family, with compact support.
 
-    layout: Layout
+    One's own law is a dataclass whose fields are the named sizes of its family (d and m of heads),
+    perhaps `biases`, and its options; a docstring under a field is its help. Mostly `SampledLaw` is
+    the base to take, which needs one formula; this one leaves both draws and quadrature to you.
 
-    @property
-    def d(self) -> int:
-        return self.layout.d
+    Attributes
+    ----------
+    units : the family of units, a class attribute; `Heads` by default
+    exact : bool
+        Whether the integral over the law is a finite sum: `nodes` is the law itself.
+    layout : Layout of the units
+    """
 
-    @property
-    def m(self) -> int:
-        return self.layout.m
+    units: ClassVar[type[Units]] = Heads
+    exact: ClassVar[bool] = False
 
-    @abc.abstractmethod
-    def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
-        """The whole law as weighted atoms: itself for `Atoms`, else n quadrature nodes."""
-
-    def check_nodes(self, n: object, seed: object, names: tuple[str, str] = ("n", "seed")) -> None:
-        """Refuse bad arguments of `nodes`, under the names the caller has for them."""
-        require_int(names[0], n)
-        require_int(names[1], seed, 0)
+    @cached_property
+    def layout(self) -> Layout:
+        """Sizes from the fields of their names; all biases of the family if `biases` is True."""
+        biases = require_bool("biases", getattr(self, "biases", False))
+        order = dict.fromkeys(a for shape in self.units.declared.values() for a in shape.split())
+        missing = [name for name in order if not hasattr(self, name)]
+        if missing:
+            raise TypeError(
+                f"{type(self).__name__} must have the sizes {', '.join(order)} of "
+                f"{self.units.__name__} as fields; got no {missing[0]}. Add {missing[0]}: int."
+            )
+        sizes = {name: require_int(name, getattr(self, name)) for name in sorted(order)}
+        names = (*self.units.optional, *(self.units.biases if biases else ()))
+        return self.units.make_layout(names, **sizes)
 
     @abc.abstractmethod
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
-        """`count` i.i.d. heads for each of `depth` layers."""
+        """`count` i.i.d. units for each of `depth` layers, of numbers from `rng` alone."""
+
+    @abc.abstractmethod
+    def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
+        """The whole law as weighted atoms: n quadrature nodes, independent for other seeds."""
+
+    def check_nodes(self, n: object, seed: object) -> None:
+        """Refuse bad arguments of `nodes`."""
+        require_int("n", n)
+        require_int("seed", seed, 0)
+
+    def stored(self, count: int) -> int:
+        """How many units a layer of `count` draws, or nodes, takes in memory."""
+        return count
+
+    def __repr__(self) -> str:
+        if not dataclasses.is_dataclass(self):
+            return f"{type(self).__name__}({', '.join(f'{n}={s}' for n, s in self.layout.sizes)})"
+        named = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        # biases are told of where there are some
+        texts = (
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value!r}"
+            for name, value in named
+            if (name, value) != ("biases", False)
+        )
+        return f"{type(self).__name__}({', '.join(texts)})"
 
 
 class Draw:
-    """Heads drawn for one seed, in the cheapest exact form.
+    """Units drawn for one seed, in the cheapest exact form.
 
     Attributes
     ----------
@@ -55,25 +96,25 @@ class Draw:
     counts : tensor (depth, M) of int64, or None
         How often each atom was drawn; None for laws without atoms.
     atoms : tensor (depth, K) of int64, or None
-        The atom each stored head is a copy of.
+        The atom each stored unit is a copy of.
     """
 
     def __init__(self, packed, weights, counts=None, atoms=None):
         self.packed, self.weights, self.counts, self.atoms = packed, weights, counts, atoms
 
     def share(self, stored: slice) -> Draw:
-        """Some of the stored heads, with their weights in the whole; a copy, so the rest can go."""
+        """Some of the stored units, with their weights in the whole; a copy, so the rest can go."""
         atoms = None if self.atoms is None else self.atoms[..., stored]
         packed, weights = self.packed[..., stored].clone(), self.weights[..., stored]
         return Draw(packed, weights, self.counts, atoms)
 
 
 class Atoms(Law):
-    """A law of finitely many atoms: its integral over heads is a finite sum, hence exact.
+    """A law of finitely many atoms: its integral over units is a finite sum, hence exact.
 
     Parameters
     ----------
-    heads : Heads, without leading dimensions
+    heads : Heads, or units of another family, without leading dimensions
         The atoms; their weights must be non-negative and sum to 1 (to 1e-6, then normalised).
 
     Raises
@@ -83,14 +124,18 @@ class Atoms(Law):
 
     Notes
     -----
-    Heads of one layer that start equal stay equal, since each gets the same gradient whatever its
-    weight. So H draws from M atoms ARE min(H, M) distinct heads with multinomial weights n_a / H,
+    Units of one layer that start equal stay equal, since each gets the same gradient whatever its
+    weight. So H draws from M atoms ARE min(H, M) distinct units with multinomial weights n_a / H,
     and `draw` returns them in that form: H = 10^6 costs what H = M does.
     """
 
-    def __init__(self, heads: Heads):
-        if not isinstance(heads, Heads):
-            raise TypeError(f"heads must be ipslimit.Heads; got {type(heads).__name__}.")
+    exact = True
+
+    def __init__(self, heads: Units):
+        if not isinstance(heads, Units):
+            raise TypeError(
+                f"heads must be ipslimit.Heads, or other Units; got {type(heads).__name__}."
+            )
         if heads.lead:
             raise ValueError(
                 f"heads of Atoms must have no leading dimensions; got {heads!r}. "
@@ -108,8 +153,10 @@ class Atoms(Law):
         # weights that sum to 1 up to rounding are left: the atoms of a law make the same law again
         rounding = heads.count * torch.finfo(heads.dtype).eps
         weights = heads.weights / (1.0 if abs(total - 1) <= rounding else total)
-        self.heads = Heads.from_packed(heads.packed.clone(), weights, heads.layout)
-        self.layout = heads.layout
+        self.heads = heads.from_packed(heads.packed.clone(), weights, heads.layout)
+        self.units, self.layout = type(heads), heads.layout
+        for name, size in heads.layout.sizes:
+            setattr(self, name, size)
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
         """The law itself: it needs no quadrature (n and seed are not used)."""
@@ -119,92 +166,149 @@ class Atoms(Law):
         # in float64 on the CPU always: draws must not depend on the run's dtype or device
         weights = self.heads.weights.double().cpu().numpy()
         counts = rng.multinomial(count, weights / weights.sum(), size=depth)
-        kept = min(count, self.heads.count)
-        order = np.argsort(counts == 0, axis=1, kind="stable")[:, :kept]  # drawn atoms first
-        atoms = torch.from_numpy(np.sort(order, axis=1))
+        order = np.argsort(counts == 0, axis=1, kind="stable")  # drawn atoms first
+        atoms = torch.from_numpy(np.sort(order[:, : self.stored(count)], axis=1))
         counts = torch.from_numpy(counts)
         packed = self.heads.packed.to(dtype).cpu()[:, atoms].transpose(0, 1).contiguous()
         weights = (torch.gather(counts, 1, atoms).double() / count).to(dtype)
         return Draw(packed, weights, counts, atoms)
 
+    def stored(self, count: int) -> int:
+        """The distinct ones: at most all atoms."""
+        return min(count, self.heads.count)
+
     def __repr__(self) -> str:
         return f"Atoms({self.heads!r})"
 
 
-class _SampledLaw(Law):
-    """Independent entries with a symmetric law given by its quantile function.
+class SampledLaw(Law):
+    """A law given by a map from uniforms: the base of `XavierUniform`, and for one's own.
 
-    Biases, where heads have them, are no random entries: they start at zero.
+    With the quantile function of an entry, all entries of all matrices are independent with that
+    law, and biases start at zero. A complete law for heads:
+
+        @dataclasses.dataclass
+        class Laplace(ipslimit.SampledLaw):
+            d: int
+            m: int
+            scale: float = 0.3
+            \"\"\"Mean absolute value of an entry, before those beyond 3 are cut off.\"\"\"
+
+            def quantile(self, u):
+                far = np.log1p(-np.abs(2 * u - 1))
+                return np.clip(-np.sign(u - 0.5) * self.scale * far, -3, 3)
+
+    For anything else override `entries` (and `uniforms`, for more of them).
     """
 
-    def __init__(self, d: int, m: int, biases: bool = False):
-        present = BIASES if require_bool("biases", biases) else ()
-        self.layout = Layout(require_int("d", d), require_int("m", m), present)
-        self._random = 4 * d * m
+    def __post_init__(self):
+        for name, size in self.layout.sizes:  # refuses bad ones
+            object.__setattr__(self, name, size)
 
-    def _with_biases(self, matrices: torch.Tensor) -> torch.Tensor:
-        """Packed heads (..., P, H) of the packed matrices alone."""
-        zeros = self.layout.size - self._random
-        return torch.nn.functional.pad(matrices, (0, 0, 0, zeros)) if zeros else matrices
+    def quantile(self, u: np.ndarray) -> np.ndarray:
+        """Uniforms in (0, 1) to entries, one by one; increasing."""
+        raise NotImplementedError(f"{type(self).__name__} must have a quantile, or entries")
+
+    def entries(self, u: np.ndarray) -> np.ndarray:
+        """Uniforms (..., `uniforms`, H) to packed units, (..., P, H); see `Layout` for the rows.
+
+        Biases come last and may be left out, (..., layout.matrix_rows, H): then they are zero.
+        """
+        return self.quantile(u)
 
     @property
-    def _suffix(self) -> str:
-        """What tells of biases in the law's repr."""
-        return ", biases=True" if self.layout.biases else ""
+    def uniforms(self) -> int:
+        """How many uniforms make a unit: by default one for each entry of its matrices."""
+        return self.layout.matrix_rows
 
-    @abc.abstractmethod
-    def _quantile(self, u: np.ndarray) -> np.ndarray:
-        """Map uniforms in (0, 1) to entries."""
+    @property
+    def symmetric(self) -> bool:
+        """Whether a unit is as likely as its mirror image (`Units.mirror`), O -> -O for heads.
+
+        Then, and only then, nodes come in such pairs. Read off the quantile, which is odd about
+        1/2; a law with its own `entries` says so itself.
+        """
+        if type(self).entries is not SampledLaw.entries:
+            return False
+        u = np.linspace(0.0, 1.0, 1025)[1:-1]
+        entries = self.quantile(u)
+        return bool(np.abs(entries + entries[::-1]).max() <= 1e-12 * np.abs(entries).max())
 
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
-        entries = self._quantile(rng.random((depth, self._random, count)))
-        weights = torch.full((depth, count), 1.0 / count, dtype=dtype)
-        return Draw(self._with_biases(torch.from_numpy(entries).to(dtype)), weights)
+        packed = self._packed(rng.random((depth, self.uniforms, count))).to(dtype)
+        return Draw(packed, torch.full((depth, count), 1.0 / count, dtype=dtype))
 
-    def check_nodes(self, n: object, seed: object, names: tuple[str, str] = ("n", "seed")) -> None:
-        if require_int(names[0], n, 2) % 2:
+    def check_nodes(self, n: object, seed: object) -> None:
+        if require_int("n", n, 2 if self._mirrored else 1) % 2 and self._mirrored:
             raise ValueError(
-                f"{names[0]} must be even, for the antithetic pairs; got {n}. Use {n + 1}."
+                f"n must be even, as the nodes of {self!r} are antithetic pairs; got {n}. Use "
+                f"{n + 1}."
             )
-        require_int(names[1], seed, 0)
+        require_int("seed", seed, 0)
         most = scipy.stats.qmc.Sobol.MAXDIM  # so far their sequences are tabulated
-        if self._random > most:
+        if self.uniforms > most:
+            names, sizes = zip(*sorted(self.layout.sizes), strict=True)
+            product = math.prod(sizes)
+            numbers = ", ".join(f"{name}={size}" for name, size in sorted(self.layout.sizes))
             raise ValueError(
-                f"d*m must be at most {most // 4} for Sobol nodes (one dimension per "
-                f"parameter); got d={self.d}, m={self.m}. Use Atoms for larger heads."
+                f"{'*'.join(names)} must be at most {most * product // self.uniforms} for Sobol "
+                f"nodes (one dimension per parameter); got {numbers}. Use Atoms for larger "
+                f"{self.units.noun}."
             )
-        require_room(names[0], n * self.layout.size, torch.float64)
+        require_room("n", n * self.layout.size, torch.float64)
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
-        """n scrambled-Sobol nodes of equal weight in antithetic pairs O -> -O.
+        """n scrambled-Sobol nodes of equal weight, in antithetic pairs if the law is symmetric.
 
         Parameters
         ----------
         n : int
-            Even; twice a power of two keeps the balance of the Sobol sequence.
+            Even for a symmetric law. A power of two keeps the balance of the Sobol sequence.
         seed : int
             Of the scrambling. Independent scramblings estimate the quadrature error.
 
         Notes
         -----
-        The pairs keep the law and make the mean field at initialisation exactly zero; training
-        breaks that symmetry.
+        The pairs (O -> -O for heads) keep the law and make the mean field at initialisation exactly
+        zero; training breaks that symmetry.
         """
         self.check_nodes(n, seed)
-        sobol = scipy.stats.qmc.Sobol(self._random, scramble=True, rng=np.random.default_rng(seed))
+        points = n // 2 if self._mirrored else n
+        sobol = scipy.stats.qmc.Sobol(self.uniforms, scramble=True, rng=np.random.default_rng(seed))
         # next power of two, then cut: the sequence's own balance where n allows it
-        points = sobol.random_base2(max(0, math.ceil(math.log2(n // 2))))[: n // 2]
+        u = sobol.random_base2(math.ceil(math.log2(points)))[:points].T
         # a scrambled point can round to 0, where a quantile may be infinite
-        half = torch.from_numpy(self._quantile(np.clip(points, 2**-53, 1 - 2**-53))).mT
-        mirrored = half.clone()
-        mirrored[self.layout.slices["o"]] *= -1
-        packed = self._with_biases(torch.cat([half, mirrored], dim=1)).contiguous()
-        return Atoms(
-            Heads.from_packed(packed, torch.full((n,), 1.0 / n, dtype=packed.dtype), self.layout)
-        )
+        packed = self._packed(np.clip(u, 2**-53, 1 - 2**-53))
+        if self._mirrored:
+            mirrored = packed.clone()
+            for name in self.units.mirror:
+                if name in self.layout.slices:
+                    rows = self.layout.slices[name]
+                    mirrored[rows] = 0.0 - packed[rows]  # a bias of 0 stays +0
+            packed = torch.cat([packed, mirrored], dim=1)
+        weights = torch.full((n,), 1.0 / n, dtype=packed.dtype)
+        return Atoms(Units.from_packed(packed.contiguous(), weights, self.layout))
+
+    @property
+    def _mirrored(self) -> bool:
+        return bool(self.units.mirror) and self.symmetric
+
+    def _packed(self, u: np.ndarray) -> torch.Tensor:
+        """Packed units (..., P, H) in float64, with biases zero where `entries` leaves them out."""
+        entries, rows = np.asarray(self.entries(u), dtype=np.float64), self.layout.matrix_rows
+        shapes = [(*u.shape[:-2], number, u.shape[-1]) for number in (rows, self.layout.size)]
+        if entries.shape not in shapes or not np.isfinite(entries).all():
+            got = entries.shape if entries.shape not in shapes else "some that are not finite"
+            raise ValueError(
+                f"entries of {type(self).__name__} must be finite numbers of shape {shapes[0]} for "
+                f"uniforms of shape {u.shape}; got {got}. The law needs compact support."
+            )
+        zeros = self.layout.size - entries.shape[-2]
+        return torch.nn.functional.pad(torch.from_numpy(entries), (0, 0, 0, zeros))
 
 
-class XavierUniform(_SampledLaw):
+@dataclasses.dataclass(eq=False, repr=False)
+class XavierUniform(SampledLaw):
     """Entries uniform in +-gain sqrt(6 / (d + m)).
 
     Parameters
@@ -216,21 +320,28 @@ class XavierUniform(_SampledLaw):
         Whether heads have biases bq, bk, bv and bo, which start at zero.
     """
 
-    def __init__(self, d: int, m: int, gain: float = 1.0, biases: bool = False):
-        super().__init__(d, m, biases)
-        self.gain = require_real("gain", gain, 0.0, include_low=False)
+    d: int
+    m: int
+    gain: float = 1.0
+    """Of the uniform law +-gain sqrt(6 / (d + m))."""
+    biases: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.gain = require_real("gain", self.gain, 0.0, include_low=False)
         self.bound = require_real(
-            "gain * sqrt(6 / (d + m))", self.gain * math.sqrt(6.0 / (d + m)), 0.0, include_low=False
+            "gain * sqrt(6 / (d + m))",
+            self.gain * math.sqrt(6.0 / (self.d + self.m)),
+            0.0,
+            include_low=False,
         )
 
-    def _quantile(self, u: np.ndarray) -> np.ndarray:
+    def quantile(self, u: np.ndarray) -> np.ndarray:
         return (2.0 * u - 1.0) * self.bound
 
-    def __repr__(self) -> str:
-        return f"XavierUniform(d={self.d}, m={self.m}, gain={self.gain:g}{self._suffix})"
 
-
-class TruncatedNormal(_SampledLaw):
+@dataclasses.dataclass(eq=False, repr=False)
+class TruncatedNormal(SampledLaw):
     """Entries normal with standard deviation `std` before truncation to [-bound, bound].
 
     Parameters
@@ -243,12 +354,20 @@ class TruncatedNormal(_SampledLaw):
         Whether heads have biases bq, bk, bv and bo, which start at zero.
     """
 
-    def __init__(self, d: int, m: int, std: float, bound: float, biases: bool = False):
-        super().__init__(d, m, biases)
-        self.std = require_real("std", std, 0.0, include_low=False)
-        self.bound = require_real("bound", bound, 0.0, include_low=False)
+    d: int
+    m: int
+    std: float
+    """Standard deviation of an entry, before truncation."""
+    bound: float
+    """Entries beyond +-bound do not occur."""
+    biases: bool = False
 
-    def _quantile(self, u: np.ndarray) -> np.ndarray:
+    def __post_init__(self):
+        super().__post_init__()
+        self.std = require_real("std", self.std, 0.0, include_low=False)
+        self.bound = require_real("bound", self.bound, 0.0, include_low=False)
+
+    def quantile(self, u: np.ndarray) -> np.ndarray:
         # odd about u = 1/2
         scale = math.sqrt(2.0) * self.std
         if self.bound <= 1e-8 * scale:  # uniform to rounding, and the quantiles would underflow
@@ -258,6 +377,10 @@ class TruncatedNormal(_SampledLaw):
         )
         return np.clip(entries, -self.bound, self.bound)
 
-    def __repr__(self) -> str:
-        numbers = f"d={self.d}, m={self.m}, std={self.std:g}, bound={self.bound:g}"
-        return f"TruncatedNormal({numbers}{self._suffix})"
+
+# By the names that a command line has for them.
+LAWS: dict[str, type[Law]] = {
+    "xavier": XavierUniform,
+    "truncated-normal": TruncatedNormal,
+    "atoms": Atoms,
+}

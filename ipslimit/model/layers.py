@@ -1,9 +1,10 @@
 """Forward and backward through the layers, with the update of each layer on the way back.
 
-`Layers` goes layer by layer through the public kernel, on any device. Where the fused kernel is
-chosen and the rule has a compiled form, `CompiledLayers` takes whole sweeps of a seed into one
-compiled loop. Which one runs depends on the sizes and the rule alone. With a process group, either
-goes layer by layer through the heads of one process, and adds up over the processes (`sharded`).
+`Layers` goes layer by layer, asking the units themselves, on any device. Where the units' compiled
+kernel is chosen and the rule has a compiled form, `CompiledLayers` takes whole sweeps of a seed
+into one compiled loop. Which one runs depends on the sizes and the rule alone. With a process
+group, either goes layer by layer through the units of one process, and adds up over the processes
+(`sharded`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import dataclasses
 
 import torch
 
-from .attention import attention_field, attention_vjp
-from .heads import Heads
 from .rules import Rule, State, input_means
 from .sharded import add_up
+from .units import Units
 
 
 @dataclasses.dataclass
@@ -44,7 +44,7 @@ class Layers:
 
     Parameters
     ----------
-    heads : Heads with leading dimensions (L, seeds), updated in place
+    heads : Heads, or other units, with leading dimensions (L, seeds), updated in place
     causal : bool
     scale : float
         Of the residual branches, 1/L for the limit to exist.
@@ -54,7 +54,7 @@ class Layers:
         `heads` are those of this process; all processes of the group must make the same calls.
     """
 
-    def __init__(self, heads: Heads, causal: bool, scale: float, cost: dict[str, int], group=None):
+    def __init__(self, heads: Units, causal: bool, scale: float, cost: dict[str, int], group=None):
         self.heads, self.causal, self.scale, self.cost = heads, causal, scale, cost
         self.group = group
         self.depth, self.seeds = heads.lead
@@ -79,32 +79,25 @@ class Layers:
         return p if keep else p[:1]
 
     def _forward(self, x: torch.Tensor) -> None:
+        """x_{r+1} = x_r + Gamma(x_r; nu_r) / L, from x_0 on."""
         for r, layer in enumerate(self.heads):
-            self._residual(x[r], self._field(x[r], layer), x[r + 1])
+            self._residual(x[r], self._add_up(layer.field(x[r], self.causal)), x[r + 1])
 
     def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
-        slots = len(p)
-        with_outputs = training is not None and training.rule.uses_means
+        """p_r = p_{r+1} + (dGamma/dx)^T p_{r+1} / L, and each layer's update on the way."""
+        slots = len(p)  # all of them, or two in turn
+        asked = {
+            "with_units": training is not None,
+            "with_outputs": training is not None and training.rule.uses_means,
+        }
         for r in range(self.depth - 1, -1, -1):
             cotangent = p[(r + 1) % slots]
-            dx, dheads, *outputs = self._vjp(
-                x[r],
-                self.heads[r],
-                cotangent,
-                with_heads=training is not None,
-                with_outputs=with_outputs,
-            )
+            dx, gradient, *outputs = self.heads[r].vjp(x[r], cotangent, self.causal, **asked)
+            dx = self._add_up(dx)
             if training is not None:
                 training.alive &= self._finite(cotangent)
-                self._update(r, training, x[r], dheads, *outputs)
+                self._update(r, training, x[r], gradient, *outputs)
             self._residual(cotangent, dx, p[r % slots])
-
-    def _field(self, x: torch.Tensor, layer: Heads) -> torch.Tensor:
-        return self._add_up(attention_field(x, layer, self.causal))
-
-    def _vjp(self, x: torch.Tensor, layer: Heads, cotangent: torch.Tensor, **options) -> tuple:
-        dx, *rest = attention_vjp(x, layer, cotangent, self.causal, **options)
-        return self._add_up(dx), *rest
 
     def _add_up(self, part: torch.Tensor) -> torch.Tensor:
         return part if self.group is None else add_up(part, self.group)
@@ -120,9 +113,10 @@ class Layers:
         r: int,
         training: Training,
         x: torch.Tensor,
-        dheads: Heads,
+        dheads: Units,
         outputs: torch.Tensor | None = None,
     ) -> None:
+        """theta, state <- U(theta, state, g) of layer r, for the seeds that are alive."""
         gradient = dheads.with_packed(dheads.packed * training.per_token)
         means = () if outputs is None else (input_means(x, outputs, training.per_token),)
         layer = self.heads[r]

@@ -16,9 +16,7 @@ import numpy as np
 import torch
 
 from ..checks import require_int, require_real, require_room, resolve_device, shown
-from ..cpu.dispatch import choose
-from .heads import Heads
-from .laws import Atoms
+from .laws import Draw
 from .layers import Layers, Training
 from .problem import Problem
 from .rules import Rule
@@ -27,6 +25,7 @@ from .rules.identity import require_identity, rule_text
 from .rules.trial import require_rule
 from .runs import ParticleRun, empty_run, repeated
 from .sharded import require_group, shard
+from .units import Units
 
 # Counts of heads must be exact as float64 weights n / H.
 MOST_HEADS = 2**53
@@ -103,9 +102,12 @@ def train_particles(
     root_seed = require_int("root_seed", root_seed, 0)
     record = recorded_steps(record, steps)
     residual_exponent = require_real("residual_exponent", residual_exponent, 0.0, 10.0)
-    problem.law.check_nodes(nodes, nodes_seed, ("nodes", "nodes_seed"))
+    require_int("nodes", nodes)
+    require_int("nodes_seed", nodes_seed, 0)
+    problem.law.check_nodes(nodes, nodes_seed)
     device = resolve_device(device)
-    _require_room(problem, depth, heads, len(seeds), steps, device)
+    stored = problem.law.stored(nodes if heads is None else heads)
+    _require_room(problem, depth, stored, len(seeds), steps, device)
     require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     share = None
     if group is not None:
@@ -148,14 +150,11 @@ def train_particles(
 
 
 def _require_room(
-    problem: Problem, depth: int, heads: int | None, seeds: int, steps: int, device: torch.device
+    problem: Problem, depth: int, stored: int, seeds: int, steps: int, device: torch.device
 ) -> None:
     """Refuse sizes whose heads, or whose hidden states and losses, no memory could hold."""
-    law = problem.law
-    if isinstance(law, Atoms):
-        heads = min(heads or law.heads.count, law.heads.count)
     names = "depth, heads and seeds"
-    require_room(names, depth * seeds * (heads or 1) * law.layout.size, problem.dtype)
+    require_room(names, depth * seeds * stored * problem.law.layout.size, problem.dtype)
     if device.type == "cpu":
         tokens = (depth + 1) * problem.contexts.numel()
         require_room("depth, steps and seeds", seeds * (tokens + steps), problem.dtype)
@@ -163,7 +162,7 @@ def _require_room(
 
 def _drawn(
     problem: Problem, depth: int, heads: int, seeds: Sequence[int], root_seed: int, share
-) -> tuple[Heads, torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[Units, torch.Tensor | None, torch.Tensor | None]:
     """Heads (L, seeds) drawn from the law, or a process's share of them; counts and atoms.
 
     One seed after the other, so that no more than one draw exists beside the heads.
@@ -172,16 +171,13 @@ def _drawn(
     for i, seed in enumerate(seeds):
         rng = draw_generator(root_seed, depth, heads, seed)
         draw = problem.law.draw(heads, depth, rng, problem.dtype)
+        _require_draw(problem, draw, depth, heads)
         if share is not None:
             draw = draw.share(shard(draw.packed.shape[-1], *share))
         if start is None:
-            start = Heads.from_packed(
-                *(
-                    t.new_empty(depth, len(seeds), *t.shape[1:])
-                    for t in (draw.packed, draw.weights)
-                ),
-                problem.law.layout,
-            )
+            shape = (depth, len(seeds))
+            empty = (t.new_empty(*shape, *t.shape[1:]) for t in (draw.packed, draw.weights))
+            start = Units.from_packed(*empty, problem.law.layout)
         start.packed[:, i], start.weights[:, i] = draw.packed, draw.weights
         counts.append(draw.counts)
         atoms.append(draw.atoms)
@@ -191,7 +187,7 @@ def _drawn(
 
 
 def train_from(
-    start: Heads,
+    start: Units,
     problem: Problem,
     rule: Rule,
     steps: int,
@@ -208,7 +204,7 @@ def train_from(
 
 
 def _train(
-    heads: Heads,
+    heads: Units,
     problem: Problem,
     rule: Rule,
     steps: int,
@@ -227,31 +223,33 @@ def _train(
     scale = float(heads.lead[0]) ** -residual_exponent
     layers = make_layers(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
     contexts, targets = problem.contexts.to(device), problem.targets.to(device)
+    per_token = 1.0 / (problem.B * problem.N)
     for step in range(steps + 1):
-        keep = step in record
-        if keep:
-            if record_heads:
-                run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
-            if problem.probes:
-                _record_probes(layers, problem, run, step, device)
+        keep, last = step in record, step == steps
+        if keep and record_heads:
+            run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
+        if keep and problem.probes:
+            _record_probes(layers, problem, run, step, device)
         x = layers.forward(contexts)
-        loss, p_end = problem.loss_and_costate(x[-1], targets)
-        run.loss[:, step] = loss
-        run.flag(step, torch.isfinite(x[-1]).flatten(1).all(1) & torch.isfinite(loss))
-        if not keep and step == steps:
+        run.loss[:, step], p_end = problem.loss_and_costate(x[-1], targets)
+        run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
+        if last and not keep:
             break
-        training = None
-        if step < steps:
-            per_token = 1.0 / (problem.B * problem.N)
-            training = Training(rule, state, step + 1, per_token, ~run.diverged)
+        # every layer's update is made where the costate passes it
+        training = None if last else Training(rule, state, step + 1, per_token, ~run.diverged)
         p = layers.backward(x, p_end, keep, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
-        run.flag(step, torch.isfinite(p[0]).flatten(1).all(1))
+        run.flag(step, _finite(p[0]))
         if keep:
             run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
         del x, p  # before the next step makes its own
     run.notes = rule.notes(state)
     return run
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """Which seeds of (seeds, B, N, d) are finite."""
+    return torch.isfinite(x).flatten(1).all(1)
 
 
 def _record_probes(layers: Layers, problem: Problem, run: ParticleRun, step: int, device) -> None:
@@ -260,6 +258,27 @@ def _record_probes(layers: Layers, problem: Problem, run: ParticleRun, step: int
     run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
     p = layers.backward(x, p_end, keep=True)
     run.probe_x[step], run.probe_p[step] = x.transpose(0, 1), p.transpose(0, 1)
+
+
+def _require_draw(problem: Problem, draw: object, depth: int, heads: int) -> None:
+    """Refuse what a law of the user's draws, if it is not `heads` units for each of the layers."""
+    law = problem.law
+    if isinstance(draw, Draw):
+        stored = draw.packed.shape[-1]
+        right = (
+            draw.packed.shape == (depth, law.layout.size, stored)
+            and draw.weights.shape == (depth, stored)
+            and draw.packed.dtype == draw.weights.dtype == problem.dtype
+        )
+        if right and (draw.counts is not None or stored == heads):
+            return
+        got = f"{tuple(draw.packed.shape)} and weights {tuple(draw.weights.shape)}"
+    else:
+        got = shown(draw)
+    raise ValueError(
+        f"draw of {law!r} must return a Draw of packed {(depth, law.layout.size, heads)} and "
+        f"weights {(depth, heads)} in {problem.dtype}; got {got}. See ipslimit.Law."
+    )
 
 
 def draw_generator(root_seed: int, depth: int, heads: int, seed: int) -> np.random.Generator:
@@ -317,7 +336,7 @@ def _is_sequence(value: object) -> bool:
 
 
 def make_layers(
-    heads: Heads,
+    heads: Units,
     causal: bool,
     scale: float,
     cost: dict[str, int],
@@ -330,8 +349,7 @@ def make_layers(
 
     With a process group, `heads` are those of this process.
     """
-    arguments = (contexts, heads.count, tokens, heads.d, heads.m, heads.dtype, heads.device)
-    if choose(*arguments) == "eager":
+    if not heads.is_compiled(contexts, tokens):
         return Layers(heads, causal, scale, cost, group)
     from ..cpu.layers import CompiledLayers  # numba takes a second to import
     from ..cpu.rules import is_compiled

@@ -20,8 +20,8 @@ class Problem:
         Training contexts X(0); full batch, so every step sees all of them.
     targets : tensor, shape (B, d)
         Or whatever the loss expects, with first dimension B.
-    law : Atoms, XavierUniform or TruncatedNormal
-        Initial law of the heads of every layer.
+    law : Atoms, XavierUniform or TruncatedNormal, or one's own `Law`
+        Initial law of the heads (or other units) of every layer.
     causal : bool
         Token i attends to tokens j <= i only.
     probes : (contexts, targets), optional
@@ -89,9 +89,9 @@ class Problem:
 
     def _checked(self, name: str, contexts, targets) -> tuple[torch.Tensor, torch.Tensor]:
         contexts = require_tensor(name, contexts, finite=True).detach().clone()
-        if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.law.d:
+        if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.law.layout.d:
             raise ValueError(
-                f"{name} must have shape (B, N, d) with B, N >= 1 and d={self.law.d} as in "
+                f"{name} must have shape (B, N, d) with B, N >= 1 and d={self.law.layout.d} as in "
                 f"{self.law!r}; got {tuple(contexts.shape)}. A single context needs x[None]."
             )
         try:
@@ -122,16 +122,23 @@ class Problem:
         return y
 
     def _check_loss(self, contexts: torch.Tensor, targets: torch.Tensor) -> None:
-        """Refuse a loss that does not do what training on many seeds at once needs of it."""
+        """Refuse a loss that does not do what training on many seeds at once needs of it.
+
+        It is run once, on two "seeds" of which the second has diverged in its first context; only
+        one that looks wrong is run again, to say what of it is.
+        """
+        what = "for leading dimensions (seeds): (S, B, N, d)"
+        moved = torch.stack([contexts, contexts])
+        moved[1, 0] = torch.nan
+        try:
+            value = self._loss_of(moved, targets, what)
+        except Exception:  # as some do on NaN; if it is for another reason, it is raised below
+            value = None
+        if value is not None and torch.isfinite(value[0]).all() and _separate(value, value[0]):
+            return
         expected = self._loss_of(contexts, targets, "for contexts (B, N, d)")
-        # a second "seed" in which the first context alone is another one
-        moved = contexts.clone()
-        moved[0] += 0.5
-        both = torch.stack([contexts, moved])
-        value = self._loss_of(both, targets, "for leading dimensions (seeds): (S, B, N, d)")
-        value[1, 0] = expected[0]  # (which may be anything)
-        # the same sums in another batch: equal to rounding
-        if not torch.allclose(value, expected.expand(2, -1), rtol=1e-4, atol=1e-6):
+        moved[1, 0] = contexts[0] + 0.5
+        if not _separate(self._loss_of(moved, targets, what), expected):
             raise ValueError(
                 "loss must give every context and every leading index its own value; got one that "
                 "changes with other contexts. Average over tokens only, counting axes from the end."
@@ -199,7 +206,8 @@ class Problem:
         """
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            per_context = self.loss(x * 1.0, targets.to(x.device))
+            seeds = x if x.ndim > 3 else x[None]  # what a loss is tried with
+            per_context = self.loss(seeds * 1.0, targets.to(x.device)).reshape(x.shape[:-2])
             (gradient,) = torch.autograd.grad(per_context.sum(), x)
         return per_context.detach().mean(dim=-1), self.N * gradient
 
@@ -209,3 +217,13 @@ class Problem:
             f"Problem(B={self.B}, N={self.N}, d={self.d}, {self.law!r}, causal={self.causal}"
             f"{probes}, {self.loss!r})"
         )
+
+
+def _separate(value: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether losses (2, B), but for the last seed's first, are those expected of each context.
+
+    Up to rounding, which differs between batches.
+    """
+    value = value.clone()
+    value[1, 0] = expected[0]  # (which may be anything)
+    return torch.allclose(value, expected.expand(2, -1), rtol=1e-4, atol=1e-6)

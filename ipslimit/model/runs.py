@@ -7,21 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from .heads import Heads
 from .problem import Problem
+from .units import Units
 
 # What a run holds one of for every seed, whatever the law.
-PER_SEED = (
-    "loss",
-    "diverged",
-    "diverged_at",
-    "x",
-    "p",
-    "probe_x",
-    "probe_p",
-    "probe_loss",
-    "heads",
-)
+PER_SEED = tuple("loss diverged diverged_at x p probe_x probe_p probe_loss heads".split())
 
 
 @dataclasses.dataclass
@@ -37,7 +27,7 @@ class ParticleRun:
     loss : tensor (seeds, steps+1)
         J before each step and after the last.
     probe_loss : dict step -> tensor (seeds,)
-    heads : dict step -> Heads with leading dimensions (seeds, L)
+    heads : dict step -> Heads, or units of another family, with leading dimensions (seeds, L)
     counts : tensor (seeds, L, M) of int64, or None
         Draws of each atom; None for laws without atoms and for the whole law.
     atoms : tensor (seeds, L, K) of int64, or None
@@ -77,7 +67,7 @@ class ParticleRun:
     probe_x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    heads: dict[int, Heads] = dataclasses.field(default_factory=dict)
+    heads: dict[int, Units] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     cost: dict[str, int] = dataclasses.field(default_factory=lambda: {"field": 0, "vjp": 0})
 
@@ -119,10 +109,10 @@ def joined(parts: Sequence[ParticleRun]) -> ParticleRun:
             return None
         if isinstance(values[0], dict):
             return {step: join([value[step] for value in values]) for step in values[0]}
-        if isinstance(values[0], Heads):
+        if isinstance(values[0], Units):
             packed = torch.cat([value.packed for value in values])
             weights = torch.cat([value.weights for value in values])
-            return Heads.from_packed(packed, weights, values[0].layout)
+            return Units.from_packed(packed, weights, values[0].layout)
         return torch.cat(values)
 
     names = (*PER_SEED, "counts", "atoms")
@@ -147,7 +137,7 @@ def _with_seeds(run: ParticleRun, seeds: tuple[int, ...], change: Callable) -> P
     def changed(value):
         if isinstance(value, dict):
             return {step: changed(item) for step, item in value.items()}
-        return value.map(change) if isinstance(value, Heads) else change(value)
+        return value.map(change) if isinstance(value, Units) else change(value)
 
     values = {name: changed(getattr(run, name)) for name in PER_SEED}
     return dataclasses.replace(run, seeds=seeds, **values)

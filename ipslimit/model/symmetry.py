@@ -1,10 +1,11 @@
-"""Rescalings of heads that leave every field as it is.
+"""Rescalings of units that leave every field as it is.
 
 A head depends on Q and K through Q^T K alone, and on V and O through O V alone. So for every c > 0
 
     Q, bQ <- c Q, c bQ    K, bK <- K / c, bK / c    and    V, bV <- c V, c bV    O <- O / c
 
-change the parameters and not the function. (bO is outside, and is left alone.)
+change the parameters and not the function. (bO is outside, and is left alone.) Which pairs (A, B)
+of which other units can be rescaled so, their family declares (`Units.pairs`).
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ import numpy as np
 import torch
 
 from ..checks import require_tensor
-from .heads import Heads, Layout
-
-# (A, B): A takes the factor c, B its inverse; biases bq, bk, bv go with their matrices.
-PAIRS = (("q", "k"), ("v", "o"))
+from .layout import Layout
+from .units import Units
 
 
-def rescale_pairs(heads: Heads, factors: torch.Tensor) -> Heads:
-    """The same function by other heads: A <- c A, B <- B / c for both pairs of every head.
+def rescale_pairs(heads: Units, factors: torch.Tensor) -> Units:
+    """The same function by other heads: A <- c A, B <- B / c for all pairs of every head.
 
     Parameters
     ----------
-    heads : Heads
+    heads : Heads, or units with symmetry pairs
     factors : tensor, shape broadcastable to (..., 2, H)
-        c of (Q | K) and of (V | O), positive and finite. Powers of two rescale without rounding.
+        c of every pair, (Q | K) and (V | O) of heads, positive and finite. Powers of two rescale
+        without rounding.
 
     Raises
     ------
@@ -36,12 +36,14 @@ def rescale_pairs(heads: Heads, factors: torch.Tensor) -> Heads:
         For factors that are not such.
     """
     factors = require_tensor("factors", factors).to(heads.packed)
+    shape = (*heads.lead, len(heads.pairs), heads.count)
     try:
-        factors = factors.expand(*heads.lead, len(PAIRS), heads.count)
+        factors = factors.expand(shape)
     except RuntimeError:
+        pairs = ", ".join(f"({a[0]} | {b[0]})" for a, b in heads.pairs)
         raise ValueError(
-            f"factors must broadcast to {(*heads.lead, len(PAIRS), heads.count)}; got "
-            f"{tuple(factors.shape)}. Give one factor per pair (Q | K), (V | O) and head."
+            f"factors must broadcast to {shape}; got {tuple(factors.shape)}. Give one factor per "
+            f"pair {pairs} and {heads.noun[:-1]}."
         ) from None
     if not bool((torch.isfinite(factors) & (factors > 0)).all()):
         raise ValueError(
@@ -52,20 +54,19 @@ def rescale_pairs(heads: Heads, factors: torch.Tensor) -> Heads:
 
 
 def pair_scale(layout: Layout, factors: torch.Tensor) -> torch.Tensor:
-    """The factor of every parameter, (..., P, H), of factors (..., 2, H)."""
+    """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair."""
     scale = factors.new_ones(*factors.shape[:-2], layout.size, factors.shape[-1])
-    for pair, names in enumerate(PAIRS):
+    for pair, sides in enumerate(layout.family.pairs):
         c = factors[..., pair, None, :]
-        for name, factor in zip(names, (c, 1.0 / c), strict=True):
-            scale[..., layout.slices[name], :] = factor
-            bias = f"b{name}"
-            if name != "o" and bias in layout.slices:
-                scale[..., layout.slices[bias], :] = factor
+        for names, factor in zip(sides, (c, 1.0 / c), strict=True):
+            for name in names:
+                if name in layout.slices:  # biases may be absent
+                    scale[..., layout.slices[name], :] = factor
     return scale
 
 
-def pair_ratios(heads: Heads) -> torch.Tensor:
-    """|B|_F / |A|_F of both pairs of every head, (..., 2, H).
+def pair_ratios(heads: Units) -> torch.Tensor:
+    """|B|_F / |A|_F of the pairs of every head, (..., 2, H).
 
     Not finite, or zero, where a norm is. Scaling by a power of two scales them exactly.
     """
@@ -77,14 +78,14 @@ def pair_ratios(heads: Heads) -> torch.Tensor:
         return largest, (rows / largest.unsqueeze(-2)).square().sum(dim=-2)
 
     ratios = []
-    for a, b in PAIRS:
+    for (a, *_), (b, *_) in heads.pairs:
         (largest_a, square_a), (largest_b, square_b) = size(a), size(b)
         ratios.append(largest_b / largest_a * (square_b / square_a).sqrt())
     return torch.stack(ratios, dim=-2)
 
 
-def balancing_factors(heads: Heads, damping: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors c = (|B|/|A|)^(damping/2) of both pairs, and which have no such c and get 1.
+def balancing_factors(heads: Units, damping: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors c = (|B|/|A|)^(damping/2) of all pairs, and which have no such c and get 1.
 
     Returns
     -------

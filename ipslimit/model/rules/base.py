@@ -176,14 +176,15 @@ def is_built_in(rule: Rule) -> bool:
 
 
 def input_means(x: torch.Tensor, outputs: torch.Tensor, per_token: float) -> torch.Tensor:
-    """Mean inputs of the heads' matrices, over contexts and tokens.
+    """Mean inputs of the units' matrices, over contexts and tokens.
 
     Parameters
     ----------
     x : tensor, shape (..., B, N, d)
         The layer's tokens.
     outputs : tensor, shape (..., H, m)
-        From `attention_vjp`, summed over the same contexts and tokens.
+        From `attention_vjp` (of other units `Units.vjp`, of length layout.inner), summed over the
+        same contexts and tokens.
     per_token : float
         1 / (B N).
 
@@ -191,7 +192,8 @@ def input_means(x: torch.Tensor, outputs: torch.Tensor, per_token: float) -> tor
     -------
     tensor, shape (..., d + m, H)
         Rows :d are the mean token, the input of Q, K and V, the same for every head; rows d: are
-        the head's mean attention output, the input of O.
+        the head's mean attention output, the input of O. Which rows are whose input, the maps of
+        the layout say.
     """
     tokens = x.sum(dim=(-3, -2)).unsqueeze(-1).expand(*x.shape[:-3], x.shape[-1], outputs.shape[-2])
     return per_token * torch.cat([tokens, outputs.mT], dim=-2)

@@ -49,7 +49,7 @@ class ElementwiseRule(Rule):
     @staticmethod
     @abc.abstractmethod
     def formula(theta, g, *state_and_numbers):
-        """formula(theta, g, *state, n) -> (theta, *state) after one step; theta alone without state.
+        """formula(theta, g, *state, n) -> (theta, *state) after one step; without state, theta.
 
         `state` in the order of `slots`; one that `init` did not make is 0. n : `numbers`, by name.
         """

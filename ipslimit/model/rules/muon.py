@@ -70,7 +70,7 @@ class Muon(Rule):
         u = heads.with_packed(torch.lerp(g, m, self.momentum) if self.nesterov else m)
         moves = {}
         for name, part in u.parts().items():
-            matrix = part.unsqueeze(-1) if name.startswith("b") else part
+            matrix = part.unsqueeze(-1) if name in heads.biases else part
             rows, columns = matrix.shape[-2:]
             scaled = max(1.0, rows / columns) ** 0.5 * self.orthogonal(matrix)
             moves[name] = scaled.reshape(part.shape)

@@ -66,9 +66,15 @@ class Rebalance(Rule):
         return self.rule.uses_means
 
     def init(self, heads: Heads) -> State:
+        if not heads.pairs:
+            raise ValueError(
+                f"{heads.noun} of {self!r} must have symmetry pairs; got {heads!r}, of a family "
+                f"without. Use {self.rule!r} alone."
+            )
         state = self.rule.init(heads)
         self.rule.rescaled(heads.layout, state, torch.ones_like(heads.packed))  # refuse it now
-        return state | {"skipped": heads.packed.new_zeros(*heads.lead, 2, heads.count)}
+        skipped = heads.packed.new_zeros(*heads.lead, len(heads.pairs), heads.count)
+        return state | {"skipped": skipped}
 
     def update(
         self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from ...checks import require_bool, require_choice, require_real
-from ..heads import MATRICES, Heads, Layout
+from ..heads import Heads
+from ..layout import Layout, Map
 from .adamw import AdamW
 from .base import State
 from .elementwise import named
@@ -63,15 +64,16 @@ class SBOAdamW(AdamW):
 
     def init(self, heads: Heads) -> State:
         layout = heads.layout
-        if not layout.biases:
+        if not layout.maps:
+            biases = ", ".join(bias for bias, _ in heads.maps.values()) or "biases"
             raise ValueError(
-                f"heads of {self!r} must have biases for it to act on; got {heads!r}. Give Heads "
-                "bq, bk, bv or bo (zeros will do), a law biases=True, or use AdamW."
+                f"{heads.noun} of {self!r} must have biases for it to act on; got {heads!r}. Give "
+                f"them {biases} (zeros will do), a law biases=True, or use AdamW."
             )
         packed = heads.packed
         state = {"m": torch.zeros_like(packed), "v": torch.zeros_like(packed)}
         if self.keeps_centre:
-            state["centre"] = packed.new_zeros(*heads.lead, layout.d + layout.m, heads.count)
+            state["centre"] = packed.new_zeros(*heads.lead, layout.d + layout.inner, heads.count)
         return state
 
     def numbers(self, step: int) -> dict[str, float]:
@@ -99,11 +101,11 @@ class SBOAdamW(AdamW):
             m = m - _products(layout, m, centre - state["centre"])
         g = gradient.packed - _products(layout, gradient.packed, centre)
         decayed = theta.clone()
-        decayed[..., : layout.slices["o"].stop, :] *= n.decay  # biases are not
+        decayed[..., : layout.matrix_rows, :] *= n.decay  # biases are not
         moved, m, v = self.formula(decayed, g, m, state["v"], n)
         shift = moved - theta
-        for name in _biased(layout):
-            moved[..., layout.slices[f"b{name}"], :] -= _applied(layout, name, shift, centre)
+        for affine in layout.maps:
+            moved[..., layout.slices[affine.bias], :] -= _applied(layout, affine, shift, centre)
         new = {"m": m, "v": v}
         return heads.with_packed(moved), new | {"centre": centre} if self.keeps_centre else new
 
@@ -118,33 +120,29 @@ class SBOAdamW(AdamW):
 def rescaled_means(layout: Layout, means: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Mean inputs (..., d + m, H) after theta <- scale theta: attention outputs scale as V does."""
     new = means.clone()
-    new[..., layout.d :, :] *= scale[..., layout.slices["v"].start, :].unsqueeze(-2)
+    for name, (_, matrix) in layout.family.inputs.items():
+        if matrix is not None:
+            factor = scale[..., layout.slices[matrix].start, :].unsqueeze(-2)
+            new[..., layout.inner_rows[name], :] *= factor
     return new
 
 
-def _biased(layout: Layout) -> list[str]:
-    """Matrices that have a bias."""
-    return [name for name in MATRICES if f"b{name}" in layout.biases]
-
-
-def _centre(layout: Layout, name: str, centre: torch.Tensor) -> torch.Tensor:
-    """The centre of one matrix's input, to broadcast against its (..., d, m, H) storage."""
-    if name == "o":
-        return centre[..., None, layout.d :, :]
-    return centre[..., : layout.d, None, :]
+def _centre(affine: Map, centre: torch.Tensor) -> torch.Tensor:
+    """The centre of one matrix's input, to broadcast against its storage (..., ., ., H)."""
+    return centre[..., affine.means, :].unsqueeze(affine.across)
 
 
 def _products(layout: Layout, packed: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
     """b c^T in the rows of every matrix that has a bias b, zero elsewhere."""
     out = torch.zeros_like(packed)
-    for name in _biased(layout):
-        bias = packed[..., layout.slices[f"b{name}"], :].unsqueeze(-2 if name == "o" else -3)
-        product = bias * _centre(layout, name, centre)
-        out[..., layout.slices[name], :] = product.flatten(-3, -2)
+    for affine in layout.maps:
+        bias = packed[..., layout.slices[affine.bias], :].unsqueeze(affine.axis)
+        product = bias * _centre(affine, centre)
+        out[..., layout.slices[affine.matrix], :] = product.flatten(-3, -2)
     return out
 
 
-def _applied(layout: Layout, name: str, packed: torch.Tensor, centre: torch.Tensor):
+def _applied(layout: Layout, affine: Map, packed: torch.Tensor, centre: torch.Tensor):
     """W c for one matrix W, in the rows of its bias."""
-    matrix = packed[..., layout.slices[name], :].unflatten(-2, (layout.d, layout.m))
-    return (matrix * _centre(layout, name, centre)).sum(dim=-2 if name == "o" else -3)
+    matrix = layout.unpacked(packed, affine.matrix)
+    return (matrix * _centre(affine, centre)).sum(dim=affine.axis)

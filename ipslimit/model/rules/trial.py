@@ -15,6 +15,7 @@ import torch
 
 from ...checks import shown
 from ..heads import Heads, Layout
+from ..units import Units
 from .base import Rule, State, is_built_in
 from .identity import NAMELESS, rule_text, snapshot
 
@@ -121,7 +122,7 @@ class Trial:
         g = 10.0 ** (12.0 * uniform - 8.0) * normal(layout.size, HEADS)
         g[step % len(g), :, step % HEADS] = 0.0
         tokens = normal(layout.d, 1).expand(-1, -1, HEADS)
-        return g, torch.cat([tokens, normal(layout.m, HEADS)], dim=-2)
+        return g, torch.cat([tokens, normal(layout.inner, HEADS)], dim=-2)
 
     def run(self, dtype: torch.dtype) -> None:
         """All of it; heads of `dtype`, too."""
@@ -213,7 +214,7 @@ class Trial:
         """Refuse anything but heads and state like those given."""
         remedy = "Return heads.with_packed(...), and a dict of what init made"
         pair = isinstance(answer, tuple) and len(answer) == 2
-        if not (pair and isinstance(answer[0], Heads) and isinstance(answer[1], dict)):
+        if not (pair and isinstance(answer[0], Units) and isinstance(answer[1], dict)):
             self.refuse(TypeError, "return (heads, state)", f"which gave {shown(answer)}", remedy)
         moved, new = answer
         if moved.layout != heads.layout or not torch.equal(moved.weights, heads.weights):

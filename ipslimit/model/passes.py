@@ -1,0 +1,141 @@
+"""From any leading dimensions to rows, for every family of units; and the autograd face.
+
+What a family computes with (`Units.path`) works on rows alone: x (R, B, N, d), packed units
+(R, P, H), weights (R, H). `units` stands for a collection of `units.Units` here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def field(x: torch.Tensor, units, causal: bool, kept: list | None = None) -> torch.Tensor:
+    """The field; a list `kept` is filled with what its transpose can use, if the path has such."""
+    lead, rows, flat = _flatten(x, units)
+    path = flat.path(*rows.shape[1:3])
+    keeping = {"keep": kept} if kept is not None and getattr(path, "KEEPS", False) else {}
+    arguments = (rows, flat.packed, flat.weights, units.layout, causal)
+    return path.field(*arguments, **keeping).reshape(lead + x.shape[-3:])
+
+
+def vjp(
+    x: torch.Tensor,
+    units,
+    cotangent: torch.Tensor,
+    causal: bool,
+    with_units: bool,
+    with_outputs: bool = False,
+    kept: list | None = None,
+) -> tuple:
+    """(dx, dunits) or (dx, dunits, outputs); see `Units.vjp`. `kept` comes from `field`."""
+    with torch.no_grad():
+        lead, rows, flat = _flatten(x, units)
+        shape = lead + x.shape[-3:]
+        try:
+            flat_cotangent = cotangent.expand(shape).reshape(rows.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"cotangent must broadcast to the field's shape {tuple(shape)}; got "
+                f"{tuple(cotangent.shape)}. Give one cotangent per token of x."
+            ) from None
+        layout = units.layout
+        dx, dpacked, dweights = flat.path(*rows.shape[1:3]).vjp(
+            rows,
+            flat.packed,
+            flat.weights,
+            flat_cotangent,
+            layout,
+            causal,
+            with_units,
+            with_outputs,
+            **({"kept": kept} if kept else {}),
+        )
+        dx = dx.reshape(shape).sum_to_size(x.shape)
+        if not with_units:
+            return dx, None
+        own, size = units.lead, layout.size
+        # units of a single leading index have had those of x summed as contexts
+        index = own if own.numel() == 1 else lead
+
+        def to_units(part: torch.Tensor) -> torch.Tensor:
+            tail = part.shape[1:]
+            return part.reshape(*index, *tail).sum_to_size(*own, *tail)
+
+        dpacked, dweights = to_units(dpacked), to_units(dweights)
+        dunits = units.from_packed(dpacked[..., :size, :], dweights, layout)
+        return (dx, dunits, dpacked[..., size:, :].mT) if with_outputs else (dx, dunits)
+
+
+def _flatten(x: torch.Tensor, units) -> tuple[torch.Size, torch.Tensor, object]:
+    """Bring x to (R, B, N, d) and units to (R, P, H), R counting the broadcast leading indices.
+
+    Units shared by all leading indices of x take these as more contexts instead: R = 1.
+    """
+    own = units.lead
+    if x.shape[:-3] == own and len(own) <= 1:  # the calls of every sweep: nothing to broadcast
+        if own:
+            return own, x, units
+        return own, x[None], units.map(lambda t: t[None])
+    try:
+        lead = torch.broadcast_shapes(x.shape[:-3], own)
+    except RuntimeError:
+        raise ValueError(
+            f"leading dimensions of x and {units.noun} must broadcast; got {tuple(x.shape[:-3])} "
+            f"of x {tuple(x.shape)} and {tuple(own)} of {units!r}. Insert dimensions of size 1."
+        ) from None
+    x = x.expand(lead + x.shape[-3:])
+    if own.numel() == 1:
+        flat = units.map(lambda t: t.reshape(1, *t.shape[len(own) :]))
+        return lead, x.reshape(1, -1, *x.shape[-2:]), flat
+
+    def flatten(t: torch.Tensor) -> torch.Tensor:
+        tail = t.shape[len(own) :]
+        return t.expand(lead + tail).reshape(-1, *tail)
+
+    return lead, x.reshape(-1, *x.shape[-3:]), units.map(flatten)
+
+
+class WithGradient(torch.autograd.Function):
+    """The autograd face: forward is the field, backward its transpose."""
+
+    @staticmethod
+    def forward(ctx, x, packed, weights, units, causal):
+        ctx.save_for_backward(x, packed, weights)
+        ctx.layout, ctx.causal, ctx.kept = units.layout, causal, []
+        return field(x, units.from_packed(packed, weights, units.layout), causal, ctx.kept)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        x, packed, weights = ctx.saved_tensors
+        units = ctx.layout.family.from_packed(packed, weights, ctx.layout)
+        with_units = any(ctx.needs_input_grad[1:3])
+        dx, dunits = vjp(x, units, cotangent, ctx.causal, with_units, kept=ctx.kept)
+        dpacked = dweights = None
+        if with_units:
+            with torch.no_grad():
+                dpacked, dweights = dunits.packed * weights.unsqueeze(-2), dunits.weights
+        if torch.is_grad_enabled():  # create_graph=True
+            dx, dpacked, dweights = (
+                None if t is None else _Last.apply(t, x, packed, weights, cotangent)
+                for t in (dx, dpacked, dweights)
+            )
+        return dx, dpacked, dweights, None, None
+
+
+class _Last(torch.autograd.Function):
+    """A first derivative that knows what it depends on, and refuses to be differentiated.
+
+    (`once_differentiable` would return it as a constant where the cotangent needs no gradient, and
+    second derivatives would be silently wrong.)
+    """
+
+    @staticmethod
+    def forward(ctx, value, *depends_on):
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        raise RuntimeError(
+            "a field can be differentiated once; its second derivative is not implemented. Write "
+            "it out in torch operations where you need one."
+        )
