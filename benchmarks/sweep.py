@@ -37,7 +37,7 @@ def run(quick: bool = False, progress=print) -> dict:
     progress(f"ipslimit sweep: {ours:.1f} s")
     rows = [{"L": L, "H": H, "seconds": predict(model, study, L, H)} for L, H in study.sizes.cells]
     whole = sum(
-        L * (model["layer"] + model["head"] * study.setting.atoms) for L in study.sizes.all_depths
+        L * (model["layer"] + model["head"] * study.setting.stored) for L in study.sizes.all_depths
     )
     plain_seconds = sum(row["seconds"] for row in rows) + whole
     progress(f"plain PyTorch, extrapolated: {plain_seconds:.0f} s, x{plain_seconds / ours:.0f}")
@@ -80,7 +80,7 @@ def _time_cell(study: Study, depth: int, heads: int) -> dict:
     batch = plain.seeds_together(heads, study.sizes.seeds)
     counts = torch.from_numpy(
         np.random.default_rng(0).multinomial(
-            heads, np.full(setting.atoms, 1.0 / setting.atoms), size=(batch, depth)
+            heads, np.full(setting.stored, 1.0 / setting.stored), size=(batch, depth)
         )
     )
     matrices = plain.draw_heads(problem, counts)
@@ -140,7 +140,7 @@ def _flat(study: Study, quick: bool) -> dict:
     return {
         "L": depth,
         "seeds": seeds,
-        "atoms": setting.atoms,
+        "atoms": setting.stored,
         "H": list(FLAT),
         "seconds": [float(np.nanmedian(samples[str(H)])) for H in FLAT],
     }

@@ -16,6 +16,7 @@ import tyro
 from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
 from ipslimit.cpu.dispatch import wanted_path
 
+from .arguments import BadSetting, settings_from
 from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
 from .compare import Compared, compare, write_comparison
@@ -162,7 +163,8 @@ def _parsed(arguments: list[str] | None):
     """The command that the arguments ask for."""
     written = io.StringIO()
     try:
-        with contextlib.redirect_stderr(written):
+        given = sys.argv[1:] if arguments is None else arguments
+        with contextlib.redirect_stderr(written), settings_from(given):
             return tyro.cli(
                 functools.reduce(
                     operator.or_,
@@ -174,6 +176,8 @@ def _parsed(arguments: list[str] | None):
                 args=arguments,
                 config=(Flat, tyro.conf.OmitSubcommandPrefixes),
             )
+    except BadSetting as error:
+        _leave(2, error)
     except SystemExit as leaving:
         if not leaving.code:
             raise

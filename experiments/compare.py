@@ -18,10 +18,12 @@ from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
 from ipslimit.solvers import LimitRun, solve_limit
 
-from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name
+from .choices import RULES
+from .frame.own import is_own
+from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name, short_name
 from .provenance import provenance
 from .store import finite, prepare_folder, write_csv, write_figure, write_json
-from .study import RULES, Flat, Setting, StudyError
+from .study import Flat, Setting, StudyError
 from .together import write_together
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
@@ -294,10 +296,12 @@ class Compared:
         require_real("tol", self.tol, 0.0, include_low=False)
         self.setting.check()
         rules = [self.setting.rule, *self.against]
-        if not set(self.against) <= set(RULES) or len(set(rules)) != len(rules):
+        known = all(rule in RULES or is_own(rule) for rule in self.against)
+        if not known or len({short_name(rule) for rule in rules}) != len(rules):
             raise ValueError(
-                f"against must name other rules of {', '.join(RULES)} than {self.setting.rule}, "
-                f"each once; got {' '.join(self.against)}. Leave out what is there already."
+                f"against must name other rules of {', '.join(RULES)}, or FILE.py:CLASS, than "
+                f"{self.setting.rule}, each once; got {' '.join(self.against)}. Leave out what is "
+                "there already."
             )
         for setting in self.settings():
             setting.check()

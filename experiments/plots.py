@@ -58,9 +58,10 @@ def rates_figure(result, study) -> Figure:
 
 def caption(setting, without: Sequence[str] = ()) -> str:
     """The setting in one line, but for the options `without`."""
-    law = f"{setting.atoms} atoms" if setting.exact else setting.law
+    law = f"{setting.stored} atoms" if setting.law == "atoms" else short_name(setting.law)
     mask = "causal" if setting.causal else "no mask"
-    options = [f"{name} {setting.option(name):g}" for name in ("lr", "eps") if name not in without]
+    shown = [name for name in ("lr", "eps") if name not in without and setting.has(name)]
+    options = [f"{name} {setting.option(name):g}" for name in shown]
     rule = ", ".join([rule_name(setting), *options])
     return (
         f"{rule}; {law}, d={setting.d}, m={setting.m}, N={setting.tokens}, B={setting.contexts}, "
@@ -70,13 +71,18 @@ def caption(setting, without: Sequence[str] = ()) -> str:
 
 def rule_name(setting) -> str:
     """The rule, with what was added to it."""
-    name = setting.rule
-    if name == "sbo":
-        name += f" ({setting.centre})"
+    name = short_name(setting.rule)
+    if setting.rule == "sbo":
+        name += f" ({setting.option('centre')})"
     if setting.rebalance:
         kind = "hard" if setting.damping == 1.0 else f"soft {setting.damping:g}"
         name += f", balanced every {setting.rebalance} ({kind})"
     return name
+
+
+def short_name(name: str) -> str:
+    """A rule's or law's; of a class in a file of the user's, without the folders."""
+    return name.rpartition("/")[2]
 
 
 def cells_of(

@@ -3,164 +3,234 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
-from collections.abc import Mapping
-from typing import Annotated
+import inspect
+from collections.abc import Collection
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 import tyro
 
-from ipslimit import (
-    SGD,
-    AdamW,
-    Atoms,
-    BlockAdamW,
-    Heads,
-    Problem,
-    Rebalance,
-    Rule,
-    SBOAdamW,
-    TruncatedNormal,
-    XavierUniform,
-)
-from ipslimit.checks import require_bool, require_int, require_real, require_room, shown
+from ipslimit import Atoms, Problem, Rebalance, Rule, SBOAdamW
+from ipslimit.checks import require_room
 from ipslimit.model.laws import Law
 from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
 
-RULES = ("adamw", "block-adamw", "sgd", "sbo")
-LAWS = ("atoms", "xavier", "truncated-normal")
+from .choices import CHOICES, LAW, RULE, Choice
+from .frame.fields import Count, Distinct, Natural, One, Positive, Real, Truth, Whole
+from .frame.kept import Kept, require_names, require_type
+from .frame.options import Option, Options
+from .frame.own import digest_of
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """Problem, rule and training: what the particle transformer and the limit share."""
+@dataclasses.dataclass(frozen=True, init=False)
+class Setting(Kept):
+    """Problem, rule and training: what the particle transformer and the limit share.
 
-    d: int = 4
+    A rule and a law of heads are chosen by name, and have options of their own, the parameters of
+    their constructors: `Setting(rule="sgd", lr=0.1, momentum=0.9)`. A class of the user's own is
+    named by its file, `rule="mine.py:Lion"`; its text is part of the setting (`rule_digest`). All
+    values are plain, so settings can be sent, compared and written.
+
+    A subclass is a dataclass with `init=False` as well; its `OPTIONS` are defaults of options.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On construction, for a rule or law that there is not, and for names that are neither
+        settings nor options of the chosen ones; for bad values in `check`.
+    """
+
+    d: Count = 4
     """Token dimension."""
-    m: int = 4
+    m: Count = 4
     """Head size."""
-    tokens: int = 8
+    tokens: Count = 8
     """Tokens N of a context."""
-    contexts: int = 4
+    contexts: Count = 4
     """Training contexts B, all used in every step."""
-    probes: int = 4
+    probes: Natural = 4
     """Contexts that are compared but not trained on (0: none)."""
     causal: bool = False
     """Token i attends to tokens j <= i only."""
     law: str = "atoms"
-    """Initial law of the heads: atoms (drawn once from xavier), xavier or truncated-normal."""
-    atoms: int = 32
-    """Number of atoms of the law atoms."""
-    gain: float = 1.0
-    """Gain of xavier, also where atoms are drawn from it."""
-    std: float = 0.5
-    """Standard deviation of truncated-normal."""
-    bound: float = 1.0
-    """Largest entry of truncated-normal."""
-    nodes: int = 256
-    """Quadrature nodes of xavier and truncated-normal in the limit (and with H = inf)."""
-    max_nodes: int | None = None
+    """Initial law of the heads."""
+    law_options: Options = Options()
+    """What the law is made with."""
+    law_digest: str | None = None
+    """Of the file of a law of the user's own."""
+    nodes: Count = 256
+    """Quadrature nodes of laws other than atoms in the limit (and with H = inf)."""
+    max_nodes: Count | None = None
     """Most nodes that may be taken to reach quadrature_tol (default: nodes, and no more)."""
-    quadrature_tol: float | None = None
+    quadrature_tol: Positive | None = None
     """Largest error of the quadrature wanted in the limit's x and p (default: tol)."""
-    biases: bool | None = None
+    biases: Annotated[bool, Truth()] | None = None
     """Heads have biases, which start at zero (default: where the rule needs them, as sbo does)."""
     rule: str = "adamw"
-    """Optimizer rule: adamw, block-adamw, sgd or sbo (SBO-AdamW)."""
-    lr: float = 0.02
-    """Learning rate of the rule."""
-    beta1: float = 0.9
-    """First-moment decay of adamw, block-adamw and sbo."""
-    beta2: float = 0.999
-    """Second-moment decay of adamw, block-adamw and sbo."""
-    eps: float = 0.01
-    """eps of adamw, block-adamw and sbo, in units of the O(1) gradient."""
-    weight_decay: float = 0.01
-    """Decoupled for adamw, block-adamw and sbo (which spares biases), coupled for sgd."""
-    momentum: float = 0.0
-    """Momentum of sgd."""
-    block_mean: bool = False
-    """block-adamw: mean instead of sum of a block's squared entries."""
-    centre: str = "batch"
-    """sbo: centre of a step, batch (its mean), ema (their moving average) or fixed (the first)."""
-    centre_decay: float = 0.99
-    """sbo: decay of the moving average."""
-    transport: bool = False
-    """sbo: let the first moment follow the centre."""
-    rebalance: int = 0
+    """Optimizer rule."""
+    rule_options: Options = Options()
+    """What the rule is made with."""
+    rule_digest: str | None = None
+    """Of the file of a rule of the user's own."""
+    rebalance: Natural = 0
     """Balance the pairs Q | K and V | O before step 1 and then every so many steps (0: never)."""
-    damping: float = 1.0
+    damping: Annotated[float, Real(0.0, 1.0, include_low=False)] = 1.0
     """rebalance: 1 makes their norms equal (hard), less moves them towards that (soft)."""
-    steps: int = 5
+    steps: Natural = 5
     """Training steps. Step 0 and the last are compared, see record."""
-    record: tuple[int, ...] | None = None
+    record: tuple[Natural, ...] | None = None
     """Training steps at which particles and limit are compared (default: 0 and the last)."""
-    problem_seed: int = 0
+    problem_seed: Natural = 0
     """Seed of contexts, targets, probes and atoms."""
-    dtype: str = "float64"
+    dtype: Annotated[str, One(tuple(DTYPES))] = "float64"
     """float64 or float32; rates need float64."""
 
-    def check(self) -> None:
-        """Refuse bad values with a ValueError or TypeError that names the setting."""
-        for name in ("d", "m", "tokens", "contexts", "atoms", "nodes"):
-            require_int(name, getattr(self, name))
-        if self.max_nodes is not None:
-            require_int("max_nodes", self.max_nodes)
-        if self.quadrature_tol is not None:
-            require_real("quadrature_tol", self.quadrature_tol, 0.0, include_low=False)
-        for name in ("probes", "steps", "problem_seed", "rebalance"):
-            require_int(name, getattr(self, name), 0)
-        for name, allowed in (("rule", RULES), ("law", LAWS), ("dtype", tuple(DTYPES))):
-            if getattr(self, name) not in allowed:
+    OPTIONS: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, **values):
+        own = {field.name: field.default for field in dataclasses.fields(self)}
+        rest = {name: value for name, value in values.items() if name not in own}
+        own |= {name: value for name, value in values.items() if name in own}
+        declared = {}
+        for choice in CHOICES:
+            what = choice.what
+            options = self.declared(choice, own[what], own[f"{what}_digest"])
+            if clash := [name for name in options if name in declared]:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}. "
-                    f"Use {name}={allowed[0]}."
+                    f"{clash[0]} must not be an option of both the rule {own['rule']} and the law "
+                    f"{own['law']}. Rename that of your own."
                 )
-        require_real("lr", self.lr, 0.0, include_low=False)
-        if self.record is not None:
-            for step in self.record:
-                require_int("record", step, 0)
-            if not self.record or max(self.record) > self.steps:
-                raise ValueError(
-                    f"record must name steps of 0..{self.steps}; got {list(self.record)}. Raise "
-                    "steps, or record earlier ones."
-                )
-        for name in ("beta1", "beta2"):
-            require_real(name, getattr(self, name), 0.0, 1.0, include_high=False)
-        require_real("damping", self.damping, 0.0, 1.0, include_low=False)
-        if self.biases is not None:
-            require_bool("biases", self.biases)
-        if self.rule == "sbo" and not self.has_biases:
+            given = {name: rest.pop(name) for name in options if name in rest}
+            values = own[f"{what}_options"] | given
+            own[f"{what}_options"] = choice.settle(own[what], options, values)
+            own[f"{what}_digest"] = digest_of(choice.kind(own[what], own[f"{what}_digest"]))
+            declared |= options
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+        if rest:
+            raise TypeError(self.refusal(next(iter(rest))))
+
+    @classmethod
+    def declared(cls, choice: Choice, name: str, digest: str | None = None) -> dict[str, Option]:
+        """The options of a rule or law, with the defaults that they have here.
+
+        Raises
+        ------
+        ValueError
+            If there is no such rule or law, or an option is called as a setting is.
+        """
+        options = choice.options(name, choice.kind(name, digest), cls.OPTIONS)
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if clash := [option for option in options if option in fields]:
             raise ValueError(
-                "biases must not be False with rule=sbo, which acts on them; got False. Leave "
-                "biases out, or use rule=adamw."
+                f"options of the {choice.what} {name} must not be called as settings are; got "
+                f"{clash[0]}. Rename it."
+            )
+        return options
+
+    def refusal(self, name: str, shown_as: str = "") -> str:
+        """What to say of a name that is neither a setting nor an option of its rule or law."""
+        chosen = {c: (getattr(self, c.what), getattr(self, f"{c.what}_options")) for c in CHOICES}
+        for choice, (kind, options) in chosen.items():
+            if choice.holders(name):
+                return choice.lacks(name, kind, options, shown_as)
+        has = " or ".join(f"{kind} ({', '.join(options)})" for kind, options in chosen.values())
+        return f"{name} must be a setting or an option of {has}; it is none of them. Leave it out."
+
+    @classmethod
+    def _made(cls, values: dict, name: str) -> Setting:
+        found = cls(**values)
+        for choice in CHOICES:
+            part, what = f"{choice.what}_options", choice.what
+            require_names(getattr(found, part), values[part], f"{name}.{part}")
+            for key, option in cls.declared(choice, values[what], values[f"{what}_digest"]).items():
+                require_type(f"{name}.{part}.{key}", values[part][key], option.type)
+        return found
+
+    def check(self) -> None:
+        super().check()
+        if self.record is not None and (not self.record or max(self.record) > self.steps):
+            raise ValueError(
+                f"record must name steps of 0..{self.steps}; got {list(self.record)}. Raise "
+                "steps, or record earlier ones."
+            )
+        if self._needs_biases and not self.has_biases:
+            raise ValueError(
+                f"biases must not be False with rule={self.rule}, which acts on them; got False. "
+                "Leave biases out, or use rule=adamw."
             )
         self.make_rule()
         contexts = (self.contexts + self.probes) * self.tokens * self.d
         require_room("contexts, probes, tokens and d", contexts, torch.float64)
-        require_room("atoms, d and m", 4 * self.atoms * self.d * self.m, torch.float64)
-        self.make_law().check_nodes(self.nodes, 0)
+        law = self.make_law()
+        sizes = dict(law.layout.sizes)
+        if (sizes["d"], sizes.get("m", self.m)) != (self.d, self.m):
+            listed = " and ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ValueError(
+                f"law must make units of d={self.d} and m={self.m}; {self.law} makes them of "
+                f"{listed}. Let it take d and m, or set these."
+            )
+        law.check_nodes(self.nodes, 0)
 
     def varied(self, **values) -> Setting:
-        """The same with other values, of its own fields or of the options of its rule or law."""
-        return dataclasses.replace(self, **values)
+        """The same with other values, of its own fields or of the options of its rule or law.
+
+        Another rule or law keeps the values of those options that it has too, where they were not
+        the default; its own defaults take the place of the rest.
+        """
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for choice in CHOICES:
+            what = choice.what
+            if values.get(what, own[what]) != own[what]:
+                before = self.declared(choice, own[what], own[f"{what}_digest"])
+                options = self.declared(choice, values[what])
+                own[f"{what}_digest"] = None
+                kept = {
+                    k: v
+                    for k, v in own[f"{what}_options"].items()
+                    if k in options and v != before[k].default
+                }
+                own[f"{what}_options"] = Options(kept)
+        return type(self)(**own | values)
+
+    def as_dict(self, without: Collection[str] = ()) -> dict:
+        """Plain types, for a file, but for the settings and options `without`."""
+        content = super().as_dict()
+        for part in ("rule_options", "law_options"):
+            content[part] = {k: v for k, v in content[part].items() if k not in without}
+        return {k: v for k, v in content.items() if k not in without}
+
+    def has(self, name: str) -> bool:
+        """Whether it has a setting of that name, or its rule or law such an option."""
+        fields = (field.name for field in dataclasses.fields(self))
+        return name in {*fields, *self.rule_options, *self.law_options}
 
     def option(self, name: str) -> object:
-        """What an option of its rule or law is set to."""
-        return getattr(self, name)
+        """What an option of its rule or law, or a setting, is set to.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        if not self.has(name):
+            raise ValueError(self.refusal(name))
+        options = self.rule_options | self.law_options
+        return options[name] if name in options else getattr(self, name)
 
     @property
     def exact(self) -> bool:
         """Whether the law's integral over heads is a finite sum."""
-        return self.law == "atoms"
+        kind = self._kind(LAW)
+        return self.law == "atoms" or (isinstance(kind, type) and issubclass(kind, Atoms))
 
     @property
     def stored(self) -> int:
         """Heads that stand for the whole law: its atoms, or the nodes of its quadrature."""
-        return self.atoms if self.exact else self.nodes
+        return self.make_law().heads.count if self.exact else self.nodes
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -181,30 +251,31 @@ class Setting:
 
     @property
     def has_biases(self) -> bool:
-        return self.rule == "sbo" if self.biases is None else self.biases
+        return self._needs_biases if self.biases is None else self.biases
+
+    @property
+    def _needs_biases(self) -> bool:
+        return issubclass(self._kind(RULE), SBOAdamW)
+
+    def _kind(self, choice: Choice):
+        """The class of its rule or law."""
+        return choice.kind(getattr(self, choice.what), getattr(self, f"{choice.what}_digest"))
 
     def make_rule(self) -> Rule:
-        rule = self._plain_rule()
+        rule = self._kind(RULE)(**self.rule_options)
         return Rebalance(rule, self.rebalance, self.damping) if self.rebalance else rule
 
-    def _plain_rule(self) -> Rule:
-        if self.rule == "sgd":
-            return SGD(self.lr, self.momentum, self.weight_decay)
-        arguments = (self.lr, (self.beta1, self.beta2), self.eps, self.weight_decay)
-        if self.rule == "adamw":
-            return AdamW(*arguments)
-        if self.rule == "sbo":
-            return SBOAdamW(*arguments, self.centre, self.centre_decay, self.transport)
-        return BlockAdamW(*arguments, mean=self.block_mean)
-
     def make_law(self) -> Law:
-        if self.law == "truncated-normal":
-            return TruncatedNormal(self.d, self.m, self.std, self.bound, self.has_biases)
-        law = XavierUniform(self.d, self.m, self.gain, self.has_biases)
-        if self.law == "xavier":
-            return law
-        drawn = law.draw(self.atoms, 1, self._generators()[0], DTYPES[self.dtype])
-        return Atoms(Heads.from_packed(drawn.packed[0], drawn.weights[0], law.layout))
+        given = {"d": self.d, "m": self.m, "biases": self.has_biases}
+        given |= {"generator": self._generators()[0], "dtype": DTYPES[self.dtype]}
+        kind = self._kind(LAW)
+        taken = {name: given[name] for name in inspect.signature(kind).parameters if name in given}
+        if self.has_biases and "biases" not in taken:
+            raise ValueError(
+                f"biases must be False with law={self.law}, whose heads have none; got True. Leave "
+                "biases out, or give the law a parameter biases."
+            )
+        return kind(**taken, **self.law_options)
 
     def _generators(self) -> list[np.random.Generator]:
         """Of atoms, training contexts and probes: changing one of them leaves the others."""
@@ -230,23 +301,24 @@ class Setting:
         return Problem(contexts, targets, self.make_law(), self.causal, probes)
 
 
+Size = Annotated[int, Whole(1, MOST_HEADS)]
 # Exponents in L are told from one another by depth, at two numbers of heads as well as at five.
 TALL = tuple((depth, heads) for depth in (256, 512, 1024) for heads in (8, 64))
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class Sizes(Kept):
     """Which transformers are compared with the limit."""
 
-    depths: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    depths: Annotated[tuple[Size, ...], Distinct(" sizes")] = (4, 8, 16, 32, 64, 128)
     """Depths L."""
-    heads: tuple[int, ...] = (1, 8, 64, 512, 4096)
+    heads: Annotated[tuple[Size, ...], Distinct(" sizes")] = (1, 8, 64, 512, 4096)
     """Heads per layer H."""
-    seeds: int = 16
+    seeds: Annotated[int, Whole(1, MOST_SEEDS)] = 16
     """Independent draws of the heads for every (L, H)."""
-    root_seed: int = 0
+    root_seed: Natural = 0
     """The draws of a seed depend on (root seed, L, H, seed) alone."""
-    more: tuple[tuple[int, int], ...] | None = None
+    more: tuple[tuple[Size, Size], ...] | None = None
     """Cells besides every L with every H, as L H L H .. (default: 256, 512, 1024 at 8, 64 with the
     default depths and heads, else none)."""
 
@@ -264,104 +336,20 @@ class Sizes:
     def all_depths(self) -> list[int]:
         return sorted({depth for depth, _ in self.cells})
 
-    def check(self) -> None:
-        for name in ("depths", "heads"):
-            values = getattr(self, name)
-            for value in values:
-                require_int(name, value, 1, MOST_HEADS)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(
-                    f"{name} must be distinct sizes, at least one; got {list(values)}. "
-                    "Name each size once."
-                )
-        for cell in self.more or ():
-            for value in cell:
-                require_int("more", value, 1, MOST_HEADS)
-        require_int("seeds", self.seeds, 1, MOST_SEEDS)
-        require_int("root_seed", self.root_seed, 0)
-
 
 Flat = tyro.conf.OmitArgPrefixes
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class Study(Kept):
     """A setting, the sizes to sweep, and the accuracy of the limit."""
 
     setting: Annotated[Setting, Flat] = Setting()
     sizes: Annotated[Sizes, Flat] = Sizes()
-    tol: float = 1e-6
+    tol: Positive = 1e-6
     """Largest error wanted of the limit's x and p; a floor for every measured error."""
     constant: bool = True
     """Also predict the fluctuation's constant from the limit (laws with atoms)."""
-
-    def check(self) -> None:
-        """Refuse bad values with a ValueError or TypeError that names the setting.
-
-        Not done on construction, so that a command line shows these errors as its own.
-        """
-        self.setting.check()
-        self.sizes.check()
-        require_real("tol", self.tol, 0.0, include_low=False)
-
-    def as_dict(self) -> dict:
-        """Plain types, for config.json; `from_dict` gives the study back."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Mapping) -> Study:
-        """The study whose `as_dict` is `content`, perhaps by way of JSON.
-
-        Parameters
-        ----------
-        content : mapping
-            What a sweep's config.json holds at "study".
-
-        Raises
-        ------
-        TypeError, ValueError
-            For keys that are unknown or missing, values of another type, and whatever `check`
-            refuses. Nothing is filled in: a default may have been another when it was written.
-        """
-        study = _from_plain(cls, content, "study")
-        study.check()
-        return study
-
-
-def _from_plain(kind: type, content: object, name: str):
-    """A dataclass out of what `dataclasses.asdict` made of it."""
-    remedy = 'Pass what config.json, written by this version, holds at "study".'
-    if not isinstance(content, Mapping):
-        raise TypeError(f"{name} must be a mapping of settings; got {shown(content)}. {remedy}")
-    hints = typing.get_type_hints(kind)
-    unknown = [key for key in content if key not in hints]
-    missing = [key for key in hints if key not in content]
-    if unknown or missing:
-        found = [f"unknown {shown(unknown)}"] if unknown else []
-        found += [f"no {shown(missing)}"] if missing else []
-        raise ValueError(
-            f"{name} must have every setting and no other; got {' and '.join(found)}. {remedy}"
-        )
-    values = {k: _plain_value(hint, content[k], f"{name}.{k}") for k, hint in hints.items()}
-    return kind(**values)
-
-
-def _plain_value(hint: type, value: object, name: str) -> object:
-    """A field's value; lists, which JSON makes of tuples, are tuples again."""
-    if dataclasses.is_dataclass(hint):
-        return _from_plain(hint, value, name)
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    value = _tuples(value)
-    # True is an int, but is not meant as one; an int is a float
-    given = float if type(value) is int and int not in allowed else type(value)
-    if given not in [typing.get_origin(kind) or kind for kind in allowed]:
-        words = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
-        raise TypeError(f"{name} must be of type {words}; got {shown(value)}. Pass such a value.")
-    return value
-
-
-def _tuples(value: object) -> object:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 class StudyError(ValueError):

@@ -142,7 +142,7 @@ def test_a_run_that_diverges_keeps_what_came_before(text, tmp_path):
 
 
 def test_gradient_descent_moves_against_the_gradients_that_are_recorded():
-    setting = dataclasses.replace(STUDY, rule="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
+    setting = STUDY.varied(rule="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
     limit = limit_trajectory(setting, PARTICLES)
     run = train_particles(setting.make_problem(), setting.make_rule(), 4, 3, 8, 2, record=range(9))
     fresh = _begun_anew(run, setting.make_problem(), setting.make_rule(), 4, 8)
@@ -180,7 +180,7 @@ def test_inner_products_are_averages_over_all_heads():
 
 @pytest.mark.parametrize("rule", ["adamw", "sbo"])
 def test_the_limits_backbone_is_that_of_wide_deep_particles(rule):
-    setting = dataclasses.replace(STUDY, rule=rule)
+    setting = STUDY.varied(rule=rule)
     sizes = dataclasses.replace(PARTICLES, depths=(8, 64), particle_heads=(10**7,))
     found = particle_study(setting, sizes)
     share = found["limit"]["geometry"]["share"]

@@ -24,14 +24,14 @@ BASE = FairSetting(d=5, m=2, tokens=4, contexts=3, probes=2, atoms=3, eps=1e-2, 
 
 def test_tokens_and_targets_have_fixed_norms():
     for d in (2, 5, 16):
-        problem = dataclasses.replace(BASE, d=d).make_problem()
+        problem = BASE.varied(d=d).make_problem()
         for x in (problem.contexts, problem.probes[0], problem.targets, problem.probes[1]):
             assert torch.allclose(x.norm(dim=-1), torch.tensor(2.0, dtype=x.dtype))
 
 
 def test_fewer_tokens_are_the_first_of_more():
-    many = dataclasses.replace(BASE, tokens=4, drawn_tokens=4).make_problem()
-    few = dataclasses.replace(BASE, tokens=2, drawn_tokens=4).make_problem()
+    many = BASE.varied(tokens=4, drawn_tokens=4).make_problem()
+    few = BASE.varied(tokens=2, drawn_tokens=4).make_problem()
     assert torch.equal(few.contexts, many.contexts[:, :2])
     assert torch.equal(few.targets, many.targets)
     assert torch.equal(few.law.heads.packed, many.law.heads.packed)
@@ -39,7 +39,7 @@ def test_fewer_tokens_are_the_first_of_more():
 
 def test_mean_squared_norm_of_the_heads_does_not_depend_on_d():
     for d in (2, 8, 64):
-        heads = dataclasses.replace(BASE, d=d, m=4, atoms=500).make_law().heads
+        heads = BASE.varied(d=d, m=4, atoms=500).make_law().heads
         for matrix in (heads.q, heads.k, heads.v, heads.o):
             squares = matrix.square().sum((-1, -2))
             # 500 atoms of 8 or more uniform entries, whose squares vary by 0.9 of their mean:
@@ -50,7 +50,7 @@ def test_mean_squared_norm_of_the_heads_does_not_depend_on_d():
 def embedded_runs(rule):
     runs = []
     for d in (2, 7):
-        setting = dataclasses.replace(BASE, d=d, embedded=2, rule=rule)
+        setting = BASE.varied(d=d, embedded=2, rule=rule)
         run = train_particles(setting.make_problem(), setting.make_rule(), 3, 4, 2, 2)
         runs.append((run.x[2] @ setting._isometry(), run.loss, run.p[2] @ setting._isometry()))
     return runs

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipslimit.experiments import cli
+from ipslimit.experiments.choices import CHOICES
+from ipslimit.experiments.study import Setting
 
 README = str(Path(__file__).parents[1] / "README.md")
 FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}
@@ -140,8 +142,6 @@ TINY = [
     "1",
     "--probes",
     "1",
-    "--atoms",
-    "2",
     "--steps",
     "1",
     "--seeds",
@@ -151,31 +151,32 @@ TINY = [
     "--nodes",
     "4",
 ]
+EXTREMES = {
+    "lr": ("1e-300", "0.02", "10", "1e20", "1e300"),
+    "eps": ("0", "1e-320", "1e-60", "0.01", "1e30"),
+    "weight_decay": ("0", "0.1", "1e300"),
+    "gain": ("1e-300", "1", "1e3", "1e100"),
+    "std": ("1e-300", "1", "1e300"),
+    "bound": ("1e-20", "2", "1e100"),
+    "atoms": ("2",),
+}
 
 
 @st.composite
 def valid_flags(draw):
     """Flags of `sweep` and `compare` that pass their checks, up to the ends of the ranges."""
-    rule = draw(st.sampled_from(("adamw", "sgd", "sbo", "block-adamw")))
+    line = []
+    for choice in CHOICES:
+        name = draw(st.sampled_from(sorted(choice.kinds)))
+        line += [f"--{choice.what}", name]
+        for option in Setting.declared(choice, name):
+            if option in EXTREMES:
+                value = draw(st.sampled_from(EXTREMES[option]))
+                line += [f"--{option.replace('_', '-')}", value]
     return [
-        "--rule",
-        rule,
-        "--law",
-        draw(st.sampled_from(("atoms", "xavier", "truncated-normal"))),
+        *line,
         "--dtype",
         draw(st.sampled_from(("float64", "float32"))),
-        "--lr",
-        draw(st.sampled_from(("1e-300", "0.02", "10", "1e20", "1e300"))),
-        "--eps",
-        draw(st.sampled_from(("0", "1e-320", "1e-60", "0.01", "1e30"))),
-        "--weight-decay",
-        draw(st.sampled_from(("0", "0.1", "1e300"))),
-        "--gain",
-        draw(st.sampled_from(("1e-300", "1", "1e3", "1e100"))),
-        "--std",
-        draw(st.sampled_from(("1e-300", "1", "1e300"))),
-        "--bound",
-        draw(st.sampled_from(("1e-20", "2", "1e100"))),
         "--rebalance",
         draw(st.sampled_from(("0", "1", "2"))),
         "--problem-seed",

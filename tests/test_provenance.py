@@ -41,6 +41,9 @@ def test_a_kernel_that_was_asked_for_is_named_and_decides_no_cell(monkeypatch, t
     assert Sweep(Study(), tmp_path, "cpu")._path(4, 1) == before
 
 
+OF_RULE = ("setting", "rule_options")
+
+
 @pytest.mark.parametrize(
     "study",
     [
@@ -61,14 +64,16 @@ def test_a_study_comes_back_from_what_was_written_of_it(study):
     [
         ((), {"study": {}}, ValueError, r"study must .* got unknown \['study'\]\. Pass"),
         (("setting",), {"learning": 1}, ValueError, r"study\.setting .*unknown \['learning'\]"),
-        (("setting",), {"lr": None}, ValueError, r"study\.setting must .* got no \['lr'\]"),
+        (OF_RULE, {"lr": None}, ValueError, r"study\.setting\.rule_options must .* no \['lr'\]"),
+        (OF_RULE, {"centre": "ema"}, TypeError, r"centre is an option of sbo; adamw has lr"),
         ((), {"sizes": None}, ValueError, r"study must .* got no \['sizes'\]"),
         ((), {"sizes": 4}, TypeError, r"study\.sizes must be a mapping of settings; got 4"),
         (("setting",), {"causal": 0}, TypeError, r"study\.setting\.causal must be of type bool"),
         (("setting",), {"d": True}, TypeError, r"study\.setting\.d must be of type int; got True"),
-        (("setting",), {"lr": "1"}, TypeError, r"study\.setting\.lr must be of type float"),
+        (OF_RULE, {"lr": "1"}, TypeError, r"rule_options\.lr must be of type float; got '1'"),
+        (OF_RULE, {"betas": [0.9]}, TypeError, r"betas must be of type tuple\[float, float\]"),
         (("sizes",), {"depths": 4}, TypeError, r"study\.sizes\.depths must be of type tuple"),
-        (("sizes",), {"depths": ["4"]}, TypeError, r"depths must be an integer"),
+        (("sizes",), {"depths": ["4"]}, TypeError, r"depths must be of type tuple\[int, "),
         (("sizes",), {"seeds": 0}, ValueError, r"seeds must be at least 1"),
     ],
 )

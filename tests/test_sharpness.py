@@ -87,9 +87,9 @@ def test_a_point_is_a_problem_and_another_number_of_them_is_refused():
     assert problem.contexts.flatten()[0] == -2.0 and problem.law.heads.o.flatten()[-1] == 1.5
     assert problem.contexts.shape == (1, 2, 2) and problem.law.heads.count == 3
     with pytest.raises(ValueError, match="point must have 54 numbers"):
-        dataclasses.replace(setting, point=(0.5,)).check()
+        setting.varied(point=(0.5,)).check()
     with pytest.raises(ValueError, match="point must be"):
-        dataclasses.replace(setting, point=(2.0,) * 54).check()
+        setting.varied(point=(2.0,) * 54).check()
 
 
 def test_the_ascent_climbs_and_keeps_only_what_gains():
@@ -108,7 +108,7 @@ def test_the_ascent_climbs_and_keeps_only_what_gains():
 
 def test_the_slope_is_that_of_the_fluctuation():
     setting = PointSetting(steps=2, record=(2,), lr=0.1)
-    setting = dataclasses.replace(setting, point=random_point(setting, (0, 5)))
+    setting = setting.varied(point=random_point(setting, (0, 5)))
     sizes = Sizes((4, 8, 16), (2,), 6, 3)
     fit = trend_of_means(setting, sizes)
     assert slope_of_x(setting, sizes) == pytest.approx(fit, abs=1e-12)

@@ -54,7 +54,7 @@ def small(name, out):
             "eps_values": (0.1, 1e-3),
         },
         "laws": trained
-        | {"setting": Setting(**SMALL, steps=1, record=(1,), nodes=64, law="xavier")},
+        | {"setting": Setting(**without("atoms"), steps=1, record=(1,), nodes=64, law="xavier")},
         "sharpness": {
             "setting": PointSetting(**SMALL, steps=1, record=(1,)),
             "heads": (1, 4, 16),
@@ -69,7 +69,7 @@ def small(name, out):
         "dimension": fixed | {"dimensions": (2, 3, 4)},
     }[name]
     if name == "steps":
-        options["setting"] = dataclasses.replace(options["setting"], record=(0, 2, 3, 4))
+        options["setting"] = options["setting"].varied(record=(0, 2, 3, 4))
     if name == "uniform":
         options |= {"iterations": 3, "random_contexts": 5, "starts": 2}
     if name == "tokens":
@@ -196,7 +196,7 @@ def test_cells_of_another_form_are_reported_and_computed_again(folders, tmp_path
 
 def test_cells_of_another_setting_are_not_taken(folders, tmp_path):
     study = small("scaling", folders["scaling"])
-    other = dataclasses.replace(study, setting=dataclasses.replace(study.setting, d=2))
+    other = dataclasses.replace(study, setting=study.setting.varied(d=2))
     before = {path.name for path in (folders["scaling"] / "cells").iterdir()}
     other.find(progress=False)
     after = {path.name for path in (folders["scaling"] / "cells").iterdir()}
@@ -376,7 +376,7 @@ def test_report_may_hold_a_study_twice_and_any_text(folders):
         (["steps", "--record", "0", "5"], "record must name three or more steps"),
         (["epsilon", "--eps-values", "0"], "eps_values must be a finite number"),
         (["epsilon", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
-        (["epsilon", "--rule", "sgd"], "rule must have an eps"),
+        (["epsilon", "--rule", "sgd"], "rule must have the option eps"),
         (["epsilon", "--raw-eps", "1"], "raw_eps must be a finite number"),
         (["tokens", "--token-counts", "512"], "token_counts must be at most 256"),
         (["tokens", "--depths", "4", "8"], "depths and heads must each name one size"),

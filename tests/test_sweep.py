@@ -35,7 +35,7 @@ def sizes(**changes):
 
 
 def setting(**changes):
-    return dataclasses.replace(SMALL, setting=dataclasses.replace(SMALL.setting, **changes))
+    return dataclasses.replace(SMALL, setting=SMALL.setting.varied(**changes))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_the_limit_of_theta_has_an_error_of_its_own(finished, tmp_path):
     # between nodes they are not, where Adam's steps are fronts: a bias below that is no bias
     study = dataclasses.replace(
         sizes(depths=(3, 5, 6), heads=(4,), seeds=2),
-        setting=dataclasses.replace(SMALL.setting, eps=1e-8),
+        setting=SMALL.setting.varied(eps=1e-8),
         tol=1e-3,
     )
     result = Sweep(study, tmp_path, "cpu").run(progress=False)
@@ -315,7 +315,7 @@ def test_models_with_the_whole_law_hold_the_nodes_of_the_limit(tmp_path):
     sizes = Sizes((2,), (2,), 2)
 
     def swept(name, **options):
-        study = Study(dataclasses.replace(setting, **options), sizes, tol=1e-3)
+        study = Study(setting.varied(**options), sizes, tol=1e-3)
         return Sweep(study, tmp_path / name, "cpu").run(progress=False)
 
     tol = 0.3 * swept("fixed").limit["quadrature_error"]
@@ -353,12 +353,12 @@ def run_cli(capsys, *arguments):
         (["--steps", "-1"], "steps must be at least 0"),
         (["--record", "9"], "record must name steps"),
         (["--lr", "nan"], "lr must be a finite number"),
-        (["--beta1", "1"], "beta1 must be"),
+        (["--betas", "1", "0.9"], "betas[0] must be"),
         (["--tol", "0"], "tol must be"),
         (["--dtype", "float16"], "dtype must be one of float64"),
         (["--device", "abacus"], "device must be"),
-        (["--law", "xavier", "--gain", "0"], "gain must be"),
-        (["--law", "xavier", "--nodes", "3"], "nodes must be even"),
+        (["--gain", "0"], "gain must be"),
+        (["--law", "xavier"], "--atoms is an option of atoms; xavier has gain. Leave it out."),
         (["--out", "/dev/null/sub"], "out must be a folder"),
     ],
 )

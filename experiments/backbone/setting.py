@@ -135,9 +135,9 @@ class BackboneSetting(Checked):
     def particle_settings(self) -> dict[str, Setting]:
         """name -> the default study's setting, with biases, and one optimizer each."""
         particles = self.particles
-        base = dataclasses.replace(Setting(), steps=particles.particle_steps, biases=True)
-        found = {f"adamw-{b:g}": dataclasses.replace(base, beta2=b) for b in self.beta2}
-        found["sgd"] = dataclasses.replace(
-            base, rule="sgd", lr=particles.particle_sgd_lr, momentum=0.9, weight_decay=0.0
+        base = Setting(steps=particles.particle_steps, biases=True)
+        found = {f"adamw-{b:g}": base.varied(betas=(0.9, b)) for b in self.beta2}
+        found["sgd"] = base.varied(
+            rule="sgd", lr=particles.particle_sgd_lr, momentum=0.9, weight_decay=0.0
         )
-        return found | {"sbo": dataclasses.replace(base, rule="sbo")}
+        return found | {"sbo": base.varied(rule="sbo")}

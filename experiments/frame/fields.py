@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated
 
-from ipslimit.checks import require_int, require_real
+from ipslimit.checks import require_bool, require_choice, require_int, require_real
 
 
 class Checked:
@@ -88,6 +88,35 @@ class Distinct(Bound):
 
 
 @dataclasses.dataclass(frozen=True)
+class Truth(Bound):
+    """True or False, and not merely true or false."""
+
+    def check(self, name: str, value: object) -> None:
+        require_bool(name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(Bound):
+    """A bound of what may also be None."""
+
+    bound: Bound
+
+    def check(self, name: str, value: object) -> None:
+        if value is not None:
+            self.bound.check(name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class One(Bound):
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def check(self, name: str, value: object) -> None:
+        require_choice(name, value, self.words)
+
+
+@dataclasses.dataclass(frozen=True)
 class Of(Bound):
     """One of some words, two at least."""
 
@@ -133,9 +162,11 @@ def _bounds(kind: type) -> dict[str, tuple[Bound, ...]]:
 
 def _bounds_of(hint: object) -> Iterator[Bound]:
     """Of a type; those of a tuple's values stand before those of the tuple."""
-    if typing.get_origin(hint) is Annotated:
-        inner, *notes = typing.get_args(hint)
-        yield from _bounds_of(inner)
-        yield from (note for note in notes if isinstance(note, Bound))
-    elif typing.get_origin(hint) is tuple:
-        yield from map(Each, _bounds_of(typing.get_args(hint)[0]))
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        yield from _bounds_of(inner[0])
+        yield from (note for note in inner[1:] if isinstance(note, Bound))
+    elif origin is tuple:
+        yield from map(Each, _bounds_of(inner[0]))
+    elif type(None) in inner:
+        yield from map(Given, (bound for part in inner for bound in _bounds_of(part)))

@@ -27,7 +27,7 @@ def is_own(text: str) -> bool:
     return ".py:" in text
 
 
-def own_class(option: str, text: str, kind: type) -> type:
+def own_class(option: str, text: str, kind: type, digest: str | None = None) -> type:
     """The class NAME of FILE, where `text` is FILE.py:NAME.
 
     Parameters
@@ -37,14 +37,17 @@ def own_class(option: str, text: str, kind: type) -> type:
     text : str
     kind : type
         What it must be a subclass of.
+    digest : str, optional
+        From `digest_of`: what the file's text must be. It is not read again where a module of that
+        text is known.
 
     Raises
     ------
     ValueError
-        If there is no such file, it cannot be run, or has no such class.
+        If there is no such file, it cannot be run, has another text, or has no such class.
     """
     file, _, name = text.rpartition(":")
-    module = module_of(option, file)
+    module = module_of(option, file, digest)
     found = getattr(module, name, None)
     if not isinstance(found, type) or not issubclass(found, kind):
         there = [
@@ -62,8 +65,10 @@ def own_class(option: str, text: str, kind: type) -> type:
     return found
 
 
-def module_of(option: str, file: str) -> ModuleType:
+def module_of(option: str, file: str, digest: str | None = None) -> ModuleType:
     """The module that a file of the user's makes, run once for each text of it."""
+    if digest is not None and PREFIX + digest in sys.modules:
+        return sys.modules[PREFIX + digest]
     try:
         source = Path(file).read_bytes()
     except OSError as error:
@@ -71,6 +76,11 @@ def module_of(option: str, file: str) -> ModuleType:
             f"{option} must name a file that can be read; got {file} ({error.strerror or error}). "
             "Write it as path/to/file.py:Name."
         ) from None
+    if digest is not None and digest != _digest(source):
+        raise ValueError(
+            f"{option} must be out of the text of {file} that it was set with; the file was edited "
+            "since. Restore that text, or begin anew with this one."
+        )
     return _run(option, file, source)
 
 
@@ -80,8 +90,12 @@ def digest_of(kind: type) -> str | None:
     return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
 
 
+def _digest(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:16]
+
+
 def _run(option: str, file: str, source: bytes) -> ModuleType:
-    name = PREFIX + hashlib.sha256(source).hexdigest()[:16]
+    name = PREFIX + _digest(source)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_loader(name, loader=None, origin=os.path.abspath(file))

@@ -76,10 +76,15 @@ class ClauseStudy(abc.ABC):
         require_bool("quick", self.quick)
         default = type(self).__dataclass_fields__["setting"].default
         for name, remedy in self.VARIED.items():
-            if getattr(self.setting, name) != getattr(default, name):
+            if not self.setting.has(name):
+                raise ValueError(
+                    f"rule must have the option {name}, which the study {self.NAME} varies; got "
+                    f"{shown(self.setting.rule)}. Use {default.rule}."
+                )
+            if self.setting.option(name) != default.option(name):
                 raise ValueError(
                     f"{name} must be left out of the study {self.NAME}, which compares several; "
-                    f"got {shown(getattr(self.setting, name))}. {remedy}"
+                    f"got {shown(self.setting.option(name))}. {remedy}"
                 )
         self.setting.check()
         self.sizes.check()
@@ -113,7 +118,7 @@ class ClauseStudy(abc.ABC):
     def finding(self, sentence: str, **parts) -> Finding:
         """A `Finding` of this study."""
         settings = dataclasses.asdict(self) | dataclasses.asdict(self.sizes)
-        settings["setting"] = {k: v for k, v in settings["setting"].items() if k not in self.VARIED}
+        settings["setting"] = self.setting.as_dict(without=self.VARIED)
         settings = {k: v for k, v in settings.items() if k not in ("out", "device")}
         settings |= parts.pop("settings", {})
         parts = {"tables": [], "pictures": [], "numbers": {}, "notes": []} | parts

@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from ipslimit import Atoms, Heads, Problem, train_particles
-from ipslimit.checks import require_real
 
+from ..frame.fields import Positive
 from ..plots import cells_of
 from ..study import DTYPES, Setting
 from ..sweep import SweepResult
@@ -31,7 +32,7 @@ LAST_COSTATE = (0.25, -1.0, 2.0)
 SHAPE = {"d": 3, "m": 3, "tokens": 1, "contexts": 1, "probes": 0, "law": "atoms"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class FlatSetting(SymmetricSetting):
     """Gradient of the limit identically zero, at every depth and training step.
 
@@ -45,17 +46,16 @@ class FlatSetting(SymmetricSetting):
     tokens: int = 4
     contexts: int = 2
     probes: int = 0
-    atoms: int = 4
-    lr: float = 0.1
-    weight_decay: float = 0.0
     steps: int = 5
+
+    OPTIONS: ClassVar[dict[str, object]] = {"atoms": 4, "lr": 0.1, "weight_decay": 0.0}
 
     def make_problem(self) -> Problem:
         plain = super().make_problem()
         return Problem(plain.contexts, plain.contexts.mean(-2), plain.law, plain.causal)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class TangentialSetting(Setting):
     """A component of the limit's costate that touches zero, P_1(s) = (s - 1/2)^2, before step 1.
 
@@ -72,12 +72,11 @@ class TangentialSetting(Setting):
     tokens: int = 1
     contexts: int = 1
     probes: int = 0
-    atoms: int = 4
-    lr: float = 0.1
-    weight_decay: float = 0.0
     steps: int = 1
-    spread: float = 0.1
+    spread: Positive = 0.1
     """Size of the entries by which atoms differ from their mean."""
+
+    OPTIONS: ClassVar[dict[str, object]] = FlatSetting.OPTIONS
 
     def check(self) -> None:
         for name, value in SHAPE.items():
@@ -87,13 +86,14 @@ class TangentialSetting(Setting):
                     f"{getattr(self, name)!r}. Leave it out."
                 )
         super().check()
-        require_real("spread", self.spread, 0.0, include_low=False)
-        if self.atoms % 2:
-            raise ValueError(f"atoms must be even, they come in pairs; got {self.atoms}.")
+        if self.option("atoms") % 2:
+            raise ValueError(
+                f"atoms must be even, they come in pairs; got {self.option('atoms')}. Add one."
+            )
 
     def make_law(self) -> Atoms:
         mean, rng = _shift(), self._generators()[0]
-        apart = torch.from_numpy(rng.standard_normal((self.atoms // 2, 3, 3)))
+        apart = torch.from_numpy(rng.standard_normal((self.option("atoms") // 2, 3, 3)))
         o = torch.cat([mean + self.spread * apart, mean - self.spread * apart])
         none, v = torch.zeros_like(o), torch.eye(3, dtype=o.dtype).expand_as(o)
         return Atoms(Heads(none, none, v, o).to(DTYPES[self.dtype]))

@@ -86,8 +86,6 @@ class Epsilon(ClauseStudy):
                 "Name each once."
             )
         require_real("raw_eps", self.raw_eps, 1e-9, 1e-3)
-        if self.setting.rule == "sgd":
-            raise ValueError("rule must have an eps: adamw or block-adamw; got 'sgd'. Use adamw.")
 
     def find(self, progress: bool = True) -> Finding:
         settings = [self.setting.varied(eps=eps) for eps in self.values]

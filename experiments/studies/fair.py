@@ -22,44 +22,42 @@ import numpy as np
 import torch
 
 from ipslimit import Atoms, Heads, Problem
-from ipslimit.checks import require_int, require_real
 
+from ..frame.fields import Natural, Positive
 from ..study import DTYPES, Setting
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class FairSetting(Setting):
     """A setting whose N or d can be varied alone."""
 
-    radius: float = 2.0
+    radius: Positive = 2.0
     """Norm of every token."""
-    target_radius: float = 2.0
+    target_radius: Positive = 2.0
     """Norm of every target."""
-    drawn_tokens: int = 0
+    drawn_tokens: Natural = 0
     """Tokens that are drawn, of which the first are used (0: as many as are used)."""
-    embedded: int = 0
+    embedded: Natural = 0
     """Dimension of the problem that an isometry carries into R^d (0: none)."""
 
     def check(self) -> None:
         super().check()
-        require_real("radius", self.radius, 0.0, include_low=False)
-        require_real("target_radius", self.target_radius, 0.0, include_low=False)
         if self.law != "atoms":
             raise ValueError(f"law must be atoms; got {self.law!r}. Leave --law out.")
-        if require_int("drawn_tokens", self.drawn_tokens, 0) and self.drawn_tokens < self.tokens:
+        if 0 < self.drawn_tokens < self.tokens:
             raise ValueError(
                 f"drawn_tokens must be at least tokens ({self.tokens}); got {self.drawn_tokens}."
             )
-        if require_int("embedded", self.embedded, 0) > self.d:
+        if self.embedded > self.d:
             raise ValueError(f"embedded must be at most d ({self.d}); got {self.embedded}.")
 
     def make_law(self) -> Atoms:
         d = self.embedded or self.d
-        gain = self.gain * math.sqrt((d + self.m) / (2 * d))  # mean |W|_F^2 = gain^2 m
+        gain = self.option("gain") * math.sqrt((d + self.m) / (2 * d))  # mean |W|_F^2 = gain^2 m
         plain = Setting(
             d=d,
             m=self.m,
-            atoms=self.atoms,
+            atoms=self.option("atoms"),
             gain=gain,
             problem_seed=self.problem_seed,
             dtype=self.dtype,
@@ -77,7 +75,7 @@ class FairSetting(Setting):
             tokens=self.drawn_tokens or self.tokens,
             contexts=self.contexts,
             probes=self.probes,
-            atoms=self.atoms,
+            atoms=self.option("atoms"),
             problem_seed=self.problem_seed,
             dtype=self.dtype,
         ).make_problem()

@@ -30,7 +30,7 @@ TOGETHER = 32
 FORM = {"rows": CELL["rows"], "diverged": int}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class SymmetricSetting(Setting):
     """Atoms in pairs (Q, K, V, O) and (Q, K, V, -O) of equal weight: their mean field is zero."""
 
@@ -114,7 +114,7 @@ class Scaling(ClauseStudy):
         ]
         slopes = [_slope(a, norm, fit, fits[a]) for a, norm, fit in found]
         words = (
-            f"{2 * self.setting.atoms} atoms in sign-symmetric pairs, d={self.setting.d}, "
+            f"{self.setting.stored} atoms in sign-symmetric pairs, d={self.setting.d}, "
             f"N={self.setting.tokens}, step 0; {self.sizes.seeds} seeds"
         )
         return self.finding(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from ipslimit import Atoms, Heads, Problem, train_particles
-from ipslimit.checks import require_real
 
+from ..frame.fields import Real
 from ..study import DTYPES, Setting, Sizes
 
 # Largest entries of contexts and targets, and of the atoms' matrices.
@@ -25,7 +26,7 @@ LARGEST_STATE, LARGEST_WEIGHT = 2.0, 1.5
 FIRST, GAIN, LOSS = 0.3, 1.5, 0.9
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class PointSetting(Setting):
     """A small problem all of whose numbers are given: a point of the box [-1, 1]^n."""
 
@@ -34,16 +35,17 @@ class PointSetting(Setting):
     tokens: int = 2
     contexts: int = 1
     probes: int = 0
-    atoms: int = 3
     record: tuple[int, ...] | None = (5,)
-    point: tuple[float, ...] = ()
+    point: tuple[Annotated[float, Real(-1.0, 1.0)], ...] = ()
     """Entries of contexts, targets and atoms over their largest sizes (default: all zero)."""
+
+    OPTIONS: ClassVar[dict[str, object]] = {"atoms": 3}
 
     @property
     def dimension(self) -> int:
         """n, how many numbers a problem has."""
         states = self.contexts * (self.tokens + 1) * self.d
-        return states + 4 * self.atoms * self.m * self.d
+        return states + 4 * self.option("atoms") * self.m * self.d
 
     def check(self) -> None:
         if self.law != "atoms":
@@ -53,8 +55,6 @@ class PointSetting(Setting):
                 f"point must have {self.dimension} numbers for these sizes, or none; got "
                 f"{len(self.point)}. Leave it out: the search finds it."
             )
-        for value in self.point:
-            require_real("point", value, -1.0, 1.0)
         super().check()
 
     def make_law(self) -> Atoms:
@@ -69,10 +69,11 @@ class PointSetting(Setting):
         """Contexts, targets, q, k, v and o."""
         point = self.point or (0.0,) * self.dimension
         rest = torch.tensor(point, dtype=DTYPES[self.dtype])
-        head = (self.atoms, self.m, self.d)
+        atoms = self.option("atoms")
+        head = (atoms, self.m, self.d)
         shapes = [(self.contexts, self.tokens, self.d), (self.contexts, self.d)]
         parts = []
-        for shape in [*shapes, head, head, head, (self.atoms, self.d, self.m)]:
+        for shape in [*shapes, head, head, head, (atoms, self.d, self.m)]:
             own, rest = rest[: math.prod(shape)], rest[math.prod(shape) :]
             size = LARGEST_STATE if len(parts) < 2 else LARGEST_WEIGHT
             parts.append(size * own.view(shape))

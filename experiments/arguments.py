@@ -1,0 +1,146 @@
+"""Settings on the command line: the chosen rule and law decide which flags there are."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterator, Sequence
+
+from tyro.constructors import (
+    MISSING,
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from .choices import CHOICES, Choice
+from .frame.options import REQUIRED, help_of
+from .frame.own import is_own
+from .study import Setting
+
+# Fields that no flag sets: what the flags of options and the file of a class make of them.
+_MADE = {f"{choice.what}_{part}" for choice in CHOICES for part in ("options", "digest")}
+
+# Of a flag that any number of values may follow.
+_NOT_GIVEN = ("",)
+
+
+class BadSetting(Exception):
+    """Arguments that make no setting; the message is one line that says why."""
+
+
+@contextlib.contextmanager
+def settings_from(arguments: Sequence[str]) -> Iterator[None]:
+    """While it lasts, tyro makes a `Setting` from the flags of the rule and law that these choose.
+
+    Raises
+    ------
+    BadSetting
+        Also out of `tyro.cli`: for an unknown rule or law, and for options of others.
+    """
+    chosen = {choice.what: _last(arguments, f"--{choice.what}") for choice in CHOICES}
+    helping = not {"-h", "--help"}.isdisjoint(arguments)
+    registry = ConstructorRegistry()
+
+    @registry.struct_rule
+    def of_setting(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if not isinstance(info.type, type) or not issubclass(info.type, Setting):
+            return None
+        base = info.default if isinstance(info.default, Setting) else info.type()
+        try:
+            fields = list(_fields(base, chosen))
+        except (TypeError, ValueError) as error:
+            raise BadSetting(str(error)) from error
+        # others' options are parsed to be refused with the reason, and have no place in the help
+        others = {} if helping else _flags_of_others({field.name for field in fields})
+        fields += [StructFieldSpec(name, tuple[str, ...], _NOT_GIVEN) for name in others]
+
+        def make(**values) -> Setting:
+            given = [name for name in others if values.pop(name) != _NOT_GIVEN]
+            return _made(type(base), values, others[given[0]] if given else None)
+
+        make.__doc__ = inspect.getdoc(type(base)).split("\n\n")[0]
+        return StructConstructorSpec(make, tuple(fields))
+
+    with registry:
+        try:
+            yield
+        except (AssertionError, argparse.ArgumentError) as error:  # tyro's, for a flag given twice
+            own = {
+                name: ", ".join(Setting.declared(choice, name))
+                for choice in CHOICES
+                if (name := chosen[choice.what]) is not None and is_own(name)
+            }
+            if not own:
+                raise
+            has = " and ".join(f"{options} of {name}" for name, options in own.items())
+            raise BadSetting(
+                f"options of one's own must not be called as other flags are (see --help); got "
+                f"{has}. Rename the one that is."
+            ) from error
+
+
+def _last(arguments: Sequence[str], flag: str) -> str | None:
+    """The value that a flag is given last, as `--flag value` or `--flag=value`."""
+    found = None
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == flag and (equals or i + 1 < len(arguments)):
+            found = value if equals else arguments[i + 1]
+    return found
+
+
+def _fields(base: Setting, chosen: dict[str, str | None]) -> Iterator[StructFieldSpec]:
+    """A flag of every setting, and of every option of the chosen rule and law."""
+    helps = help_of(type(base))
+    hints = typing.get_type_hints(type(base), include_extras=True)
+    choices = {choice.what: choice for choice in CHOICES}
+    for field in dataclasses.fields(base):
+        name, default = field.name, getattr(base, field.name)
+        if name in choices:
+            choice, picked = choices[name], chosen[name] or default
+            words = f"{helps[name][:-1]}: {', '.join(choice.kinds)}, or FILE.py:CLASS of your own."
+            yield StructFieldSpec(name, str, picked, helptext=words)
+            for option, value in _offered(base, choice, picked):
+                value = MISSING if value is REQUIRED else value
+                yield StructFieldSpec(option.name, option.type, value, helptext=option.help)
+        elif name not in _MADE:
+            yield StructFieldSpec(name, hints[name], default, helptext=helps.get(name))
+
+
+def _offered(base: Setting, choice: Choice, picked: str) -> Iterator[tuple]:
+    """(option, value) of the rule or law picked: its defaults, but for what `base` has set.
+
+    A study may have set an option to something else than its rule's default; that holds for others
+    that have the option, too.
+    """
+    name, digest = getattr(base, choice.what), getattr(base, f"{choice.what}_digest")
+    values = getattr(base, f"{choice.what}_options")
+    if picked != name:
+        usual = base.declared(choice, name, digest)
+        values = {key: value for key, value in values.items() if value != usual[key].default}
+    for key, option in base.declared(choice, picked).items():
+        yield option, values.get(key, option.default)
+
+
+def _flags_of_others(known: set[str]) -> dict[str, str]:
+    """Flag -> option of other rules and laws than those whose options are known."""
+    options = [option for choice in CHOICES for option in choice.every()]
+    flags = {option.name: option.name for option in options}
+    flags |= {f"no_{option.name}": option.name for option in options if option.type is bool}
+    return {flag: name for flag, name in flags.items() if name not in known}
+
+
+def _made(kind: type[Setting], values: dict[str, object], other: str | None) -> Setting:
+    """The setting that the flags make; `other` is an option of others that was given."""
+    try:
+        setting = kind(**values)
+        if other is not None:
+            raise BadSetting(setting.refusal(other, "--" + other.replace("_", "-")))
+        return setting
+    except (TypeError, ValueError) as error:
+        raise BadSetting(str(error)) from error
