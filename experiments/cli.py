@@ -24,7 +24,7 @@ from .gauge.command import GaugeCommand
 from .memory import GIB
 from .rebalance.command import RebalanceCommand
 from .store import CannotWrite, prepare_folder
-from .studies.command import StudyCommand
+from .studies.command import StudyCommand, study_command
 from .studies.report import ReportCommand
 from .study import Flat, Study, StudyError
 from .summary import summary
@@ -162,11 +162,16 @@ def _parsed(arguments: list[str] | None):
     """The command that the arguments ask for."""
     written = io.StringIO()
     try:
+        known = study_command(sys.argv[1:] if arguments is None else arguments)
+    except ValueError as error:
+        _leave(2, error)
+    commands = COMMANDS | {"study": known}
+    try:
         with contextlib.redirect_stderr(written):
             return tyro.cli(
                 functools.reduce(
                     operator.or_,
-                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items()),
+                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in commands.items()),
                 ),
                 prog="ipslimit",
                 description="How fast deep, many-headed transformers approach their mean-field "
