@@ -39,7 +39,7 @@ from .base import (
     told,
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps
-from .panels import exponents_figure, legend_outside, page, scatter
+from .panels import exponents_figure, legend_outside, page
 
 # What is proved at initialisation, by [C]: (term, in) -> text.
 PROVED = {("bias", "L"): "-1", ("fluctuation", "L"): "-1/2", ("fluctuation", "H"): "-1/2"}
@@ -228,8 +228,8 @@ def collapse_figure(result: SweepResult, steps, words: str) -> Figure:
                     continue
                 scaled = points[:, 1] * np.sqrt(points[:, 0])
                 unit = unit or math.exp(np.mean(np.log(scaled)))
-                values = dict(zip(points[:, 0], scaled / unit, strict=True))
-                scatter(axis, values, look(i), f"step {step}", ms=2.5)
+                style = look(i) | {"ms": 2.5, "lw": 0, "label": f"step {step}"}
+                axis.plot(points[:, 0], scaled / unit, **style)
             axis.set_xscale("log")
             axis.set_yscale("log")
             label(axis, title=f"{NAMES[variable]}, {norm}")
