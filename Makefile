@@ -12,12 +12,8 @@ BIN := .venv/bin
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
 
-STUDIES := rates uniform tokens dimension steps epsilon laws constant causal scaling influence sharpness
-
 report: .venv/installed
-	@set -e; for study in $(STUDIES); do \
-		$(BIN)/ipslimit study $$study --quick --out results/report/$$study; done
-	$(BIN)/ipslimit report $(STUDIES:%=results/report/%) --out results/report/report.html
+	$(BIN)/ipslimit study all --quick --out results/report
 
 # one process a core, one thread each
 test: .venv/installed

@@ -25,7 +25,7 @@ from .gauge.command import GaugeCommand
 from .memory import GIB
 from .rebalance.command import RebalanceCommand
 from .store import CannotWrite, prepare_folder
-from .studies.command import StudyCommand
+from .studies.command import StudyCommand, study_command
 from .studies.report import ReportCommand
 from .study import Flat, Study, StudyError
 from .summary import summary
@@ -164,11 +164,15 @@ def _parsed(arguments: list[str] | None):
     written = io.StringIO()
     try:
         given = sys.argv[1:] if arguments is None else arguments
+        commands = COMMANDS | {"study": study_command(given)}
+    except ValueError as error:
+        _leave(2, error)
+    try:
         with contextlib.redirect_stderr(written), settings_from(given):
             return tyro.cli(
                 functools.reduce(
                     operator.or_,
-                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items()),
+                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in commands.items()),
                 ),
                 prog="ipslimit",
                 description="How fast deep, many-headed transformers approach their mean-field "

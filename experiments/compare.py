@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.measure.errors import mean_square
 from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
 from ipslimit.solvers import LimitRun, solve_limit
 
@@ -258,8 +259,7 @@ def _finish_errors(axis: Axes, tables: list[list[dict]], step: int, variable: st
 
 
 def _mean_square(gap: torch.Tensor) -> np.ndarray:
-    """mean_{b,i} |gap|^2 of (..., B, N, d)."""
-    return gap.double().square().sum(-1).mean((-1, -2)).cpu().numpy()
+    return mean_square(gap.double()).cpu().numpy()
 
 
 @dataclasses.dataclass(frozen=True)

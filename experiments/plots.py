@@ -7,10 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import RateFit, RateFits
 
 # Okabe & Ito's palette; markers repeat the distinction for readers without colour.
@@ -19,6 +22,7 @@ MARKERS = "os^Dv<"
 BIAS = {"color": "#000000", "marker": "x"}
 TEXT = 8  # points, at the figures' own width of a page
 SMALL = 6.5
+FRACTIONS = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4"}
 NAMES = {"x": "hidden states x", "p": "costates p", "theta": "parameters θ"}
 
 
@@ -111,16 +115,8 @@ def all_heads(every: RateFits, fits: list[RateFit]) -> str:
 
 
 def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float, words: str) -> None:
-    fluctuation, bias = cells.get("fluctuation", {}), cells.get("bias", {})
-    for i, heads in enumerate(sorted({h for _, h in fluctuation})):
-        points = {depth: e for (depth, h), e in fluctuation.items() if h == heads}
-        fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "L", heads)), None)
-        series(axis, points, fit, look(i), f"H={heads:g}")
-    points = {depth: e for (depth, _), e in bias.items()}
-    fit = next((f for f in fits if f.term == "bias"), None)
-    series(axis, points, fit, BIAS, "bias")
-    depths = sorted({depth for depth, _ in bias})
-    log_axes(axis, depths)
+    fluctuations(axis, cells, fits, "L")
+    log_axes(axis, biases(axis, cells, fits))
     axis.plot([], [], color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
     axis.plot([], [], lw=0, label=words)
     legend_below(axis)
@@ -135,11 +131,7 @@ def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
     counts = Counter(depth for depth, _ in fluctuation)
     # depths beyond the others may have too few H for a line
     depths = [depth for depth in sorted(counts) if counts[depth] > 2] or sorted(counts)
-    for i, depth in enumerate(depths):
-        points = {h: e for (l, h), e in fluctuation.items() if l == depth}
-        fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "H", depth)), None)
-        series(axis, points, fit, look(i), f"L={depth:g}")
-    log_axes(axis, sorted({h for _, h in fluctuation}))
+    log_axes(axis, fluctuations(axis, cells, fits, "H", depths))
     legend_below(axis)
     _quadrature(axis, cells)
     triangle(axis, (-0.5,))
@@ -148,7 +140,7 @@ def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:
 def _quadrature(axis: Axes, cells: dict) -> None:
     """The floor that the nodes of a sampled law put under a fluctuation."""
     for errors in cells.get("quadrature", {}).values():
-        floor = math.sqrt(np.mean(errors**2))
+        floor = root_mean_square(errors)
         if axis.get_ylim()[0] < floor < axis.get_ylim()[1]:
             axis.axhline(floor, color="0.5", lw=0.8, ls="--")
             axis.annotate(
@@ -181,19 +173,9 @@ def _ratios(axis: Axes, rows: list[dict]) -> None:
         return
     for i, heads in enumerate(sorted({r["H"] for r in rows})):
         chosen = [r for r in rows if r["H"] == heads]
-        ratio = np.array([r["ratio"] for r in chosen])
-        ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in chosen])
-        style = look(i)
-        axis.errorbar(
-            [r["L"] * r["H"] for r in chosen],
-            ratio,
-            np.abs(ends.T - ratio),
-            fmt=style["marker"],
-            color=style["color"],
-            ms=3,
-            lw=0.8,
-            label=f"H={heads:g}",
-        )
+        ratio = [r["ratio"] for r in chosen]
+        ends = [r["ci95"] or [r["ratio"]] * 2 for r in chosen]
+        bars(axis, [r["L"] * r["H"] for r in chosen], ratio, ends, look(i), f"H={heads:g}")
     axis.set_xscale("log")
     # room below the points for the legend
     low, high = axis.get_ylim()
@@ -208,8 +190,63 @@ def _ratios(axis: Axes, rows: list[dict]) -> None:
     )
 
 
-def look(index: int) -> dict:
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+def look(index: int, count: int = 0) -> dict:
+    """Colour and marker of a curve; of `count`, which may be more than the palette has."""
+    colour = shade(index, count) if count > len(COLOURS) else COLOURS[index % len(COLOURS)]
+    return {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
+
+
+def shade(index: int, count: int) -> str:
+    """The colour of one of `count` curves that have an order."""
+    return to_hex(colormaps["viridis"](0.9 * index / max(1, count - 1)))
+
+
+def fraction(value: float) -> str:
+    """An exponent of the theory as text."""
+    return FRACTIONS.get(value, f"{value:g}".replace("-", "−"))
+
+
+def along(cells: dict, of: str, at: float) -> dict:
+    """size -> errors in the size "L" or "H", of the cells whose other size is `at`."""
+    i = "LH".index(of)
+    return {cell[i]: errors for cell, errors in cells.items() if cell[1 - i] == at}
+
+
+def fluctuations(
+    axis: Axes, cells: dict, fits: list[RateFit], of: str, others: Sequence[float] | None = None
+) -> list[float]:
+    """The fluctuation in "L" or "H", a curve for each of the other size; returns all sizes."""
+    every, other = cells.get("fluctuation", {}), "HL"["LH".index(of)]
+    depths, heads = (
+        (sorted(set(column)) for column in zip(*every, strict=True)) if every else ((), ())
+    )
+    sizes, all_others = (depths, heads) if of == "L" else (heads, depths)
+    for i, at in enumerate(all_others if others is None else others):
+        fit = next((f for f in fits if (f.term, f.size, f.at) == ("fluctuation", of, at)), None)
+        series(axis, along(every, of, at), fit, look(i), f"{other}={at:g}")
+    return list(sizes)
+
+
+def biases(axis: Axes, cells: dict, fits: list[RateFit]) -> list[float]:
+    """The bias in L, one curve; returns its depths."""
+    points = along(cells.get("bias", {}), "L", math.inf)
+    series(axis, points, next((f for f in fits if f.term == "bias"), None), BIAS, "bias")
+    return sorted(points)
+
+
+def bars(axis: Axes, sizes, values, ends, style: dict, name: str | None = None, **options) -> None:
+    """Values with their intervals, upright."""
+    values, ends = np.array(values), np.array(ends).reshape(-1, 2)
+    style = {"ms": 3, "lw": 0.8, "ls": "none"} | style | options
+    axis.errorbar(sizes, values, np.abs(ends.T - values), label=name, **style)
+
+
+def levels(axis: Axes, values: Sequence[float]) -> None:
+    """Dashed lines at exponents of the theory, named at the right."""
+    for value in values:
+        axis.axhline(value, color="0.6", lw=0.8, ls="--")
+        place = {"xycoords": ("axes fraction", "data"), "ha": "left", "va": "center"}
+        axis.annotate(fraction(value), (1.01, value), fontsize=SMALL, color="0.35", **place)
 
 
 def series(axis: Axes, points: dict, fit: RateFit | None, style: dict, name: str) -> None:
@@ -228,7 +265,7 @@ def series(axis: Axes, points: dict, fit: RateFit | None, style: dict, name: str
             )
         if kept.any():
             sizes.append(size)
-            rms.append(math.sqrt(np.mean(kept**2)))
+            rms.append(root_mean_square(kept))
             low.append(np.quantile(kept, 0.25))
             high.append(np.quantile(kept, 0.75))
     if fit is not None:
@@ -284,7 +321,6 @@ def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
     One or two; of two, the shallower first.
     """
     (x0, x1), (y0, y1) = np.log(axis.get_xlim()), np.log(axis.get_ylim())
-    fractions = {-0.5: "−1/2", -1 / 3: "−1/3", -1.0: "−1"}
     left, top, run = x0 + 0.6 * (x1 - x0), y0 + 0.96 * (y1 - y0), 0.26 * (x1 - x0)
     right, bottom = left + run, top + min(slopes) * run
     axis.plot(np.exp([left, right, right]), np.exp([top, top, bottom]), color="0.4", lw=0.7)
@@ -292,7 +328,7 @@ def triangle(axis: Axes, slopes: tuple[float, ...]) -> None:
         end = top + slope * run
         axis.plot(np.exp([left, right]), np.exp([top, end]), color="0.4", lw=0.7)
         axis.annotate(
-            fractions.get(slope, f"{slope:g}"),
+            fraction(slope),
             np.exp((right, end)),
             fontsize=SMALL,
             color="0.3",

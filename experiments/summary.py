@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates.choices import QUADRATURE_FLOOR
 from ipslimit.measure.rates.share import percent
 
@@ -59,7 +59,7 @@ def _quadrature(limit: dict) -> list[str]:
         if (row["norm"], row["set"]) == ("rms", "train"):
             errors[row["step"], row["variable"]].append(row["error"])
     floors = [
-        f"step {step} {variable} {QUADRATURE_FLOOR * _rms(found):.1e}"
+        f"step {step} {variable} {QUADRATURE_FLOOR * root_mean_square(found):.1e}"
         for (step, variable), found in sorted(errors.items())
         if any(found)  # a symmetric law's may be exact
     ]
@@ -69,10 +69,6 @@ def _quadrature(limit: dict) -> list[str]:
             f"their norm (rms, training contexts), {', '.join(floors)}: raise --nodes"
         )
     return lines
-
-
-def _rms(errors: list[float]) -> float:
-    return math.sqrt(sum(error**2 for error in errors) / len(errors))
 
 
 def _refusals(result: SweepResult) -> list[str]:

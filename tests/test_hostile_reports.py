@@ -41,7 +41,7 @@ def finding(sentence="The exponent is -0.5123."):
         "at most -1/3",
         sentence,
         [Measured("x in L", "-1/2", -0.5123, (-0.53, -0.49))],
-        [Table("exponents", "All", ["L", "error"], rows)],
+        [Table("exponents", "All", rows)],
         [Picture("exponents", figure, "a caption"), Picture("collapse", figure, "another")],
         {"more": 1.5},
         {"seeds": 4, "setting": {"d": 3}},

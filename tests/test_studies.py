@@ -11,7 +11,6 @@ import math
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import matplotlib.image
 import pytest
@@ -20,6 +19,7 @@ from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.store import write_cell
 from ipslimit.experiments.studies import scaling, uniform
+from ipslimit.experiments.studies.base import ClauseStudy
 from ipslimit.experiments.studies.command import STUDIES
 from ipslimit.experiments.studies.fair import FairSetting
 from ipslimit.experiments.studies.finding import write_finding
@@ -67,7 +67,7 @@ def small(name, out):
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
         "dimension": fixed | {"dimensions": (2, 3, 4)},
-    }[name]
+    }.get(name, trained)
     if name == "steps":
         options["setting"] = options["setting"].varied(record=(0, 2, 3, 4))
     if name == "uniform":
@@ -95,26 +95,29 @@ def folders(tmp_path_factory):
 NAMES = [study.NAME for study in STUDIES]
 
 
-def test_every_clause_is_there():
-    assert NAMES == [
-        "rates",
-        "uniform",
-        "tokens",
-        "dimension",
-        "steps",
-        "epsilon",
-        "laws",
-        "constant",
-        "causal",
-        "scaling",
-        "influence",
-        "sharpness",
-    ]
+def test_the_help_lists_every_study_and_says_how_to_give_ones_own(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert stopped.value.code == 0 and "study mine.py:Temperature" in printed
+    assert all(f" {name} " in printed for name in [*NAMES, "all"])
 
 
-def test_make_report_runs_every_study():
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
-    assert re.search(r"^STUDIES := (.*)$", makefile, re.MULTILINE)[1].split() == NAMES
+def test_all_runs_every_study_with_its_flags_and_binds_a_report(tmp_path, monkeypatch, folders):
+    asked = []
+
+    def finished(study):
+        """What was computed above, in its place."""
+        asked.append(study)
+        shutil.copytree(folders[study.NAME], study.folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(ClauseStudy, "run", finished)
+    main(["study", "all", "--quick", "--device", "cpu", "--out", str(tmp_path)])
+    assert [type(study) for study in asked] == list(STUDIES)
+    assert all(study.quick and study.device == "cpu" for study in asked)
+    assert [study.folder for study in asked] == [tmp_path / name for name in NAMES]
+    page = (tmp_path / "report.html").read_text()
+    assert all(study.TITLE in page for study in STUDIES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,9 +27,13 @@ def page(rows: int, columns: int, height: float, **grid) -> tuple[Figure, np.nda
 
 
 def label(axis: Axes, x: str = "", y: str = "", title: str = "", loc: str | None = None) -> None:
-    axis.set_xlabel(x, fontsize=TEXT)
-    axis.set_ylabel(y, fontsize=TEXT)
-    axis.set_title(title, fontsize=TEXT, loc=loc)
+    """Names of the axes and of the panel; one that is not given stays what it was."""
+    if x:
+        axis.set_xlabel(x, fontsize=TEXT)
+    if y:
+        axis.set_ylabel(y, fontsize=TEXT)
+    if title:
+        axis.set_title(title, fontsize=TEXT, loc=loc)
 
 
 def note(axis: Axes, text: str, place: tuple[float, float], **options) -> None:

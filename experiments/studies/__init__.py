@@ -1,1 +1,7 @@
-"""Every clause of the theorem as a study of its own: figure, table, JSON and one sentence."""
+"""One file a clause of the theorem, and what a study of one's own is made of."""
+
+from ..study import Setting, Sizes
+from .base import ClauseStudy
+from .varied import VariedStudy
+
+__all__ = ["ClauseStudy", "Setting", "Sizes", "VariedStudy"]

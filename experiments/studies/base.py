@@ -5,16 +5,34 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from ipslimit.checks import require_bool, require_int, require_real, resolve_device, shown
 from ipslimit.measure.rates import RateFit, RateFits, Share
 
+from ..frame.fields import Distinct
+from ..plots import caption
 from ..store import prepare_folder
 from ..study import Flat, Setting, Sizes, Study
 from ..sweep import Sweep, SweepResult, run_sweeps
-from .finding import Finding, Measured, summary, write_finding
+from .finding import Finding, Measured, number_of, summary, write_finding
+
+VARIABLES, NORMS = ("x", "p", "theta"), ("rms", "sup")
+# Of [GR], after training: (term, in) -> the bound as text, and the exponents that are drawn.
+BOUND = {
+    ("bias", "L"): "at most -1",
+    ("fluctuation", "L"): "at most -1/3",
+    ("fluctuation", "H"): "at most -1/2",
+}
+GUIDES = {
+    ("bias", "L"): (-1.0,),
+    ("fluctuation", "L"): (-0.5, -1 / 3),
+    ("fluctuation", "H"): (-0.5,),
+}
+UNKNOWN = "no statement known to us"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +134,47 @@ class ClauseStudy(abc.ABC):
         return run_sweeps(sweeps, self.NAME, progress)
 
     def finding(self, sentence: str, **parts) -> Finding:
-        """A `Finding` of this study."""
+        """A `Finding` of this study; tables without rows are left out."""
         settings = dataclasses.asdict(self) | dataclasses.asdict(self.sizes)
         settings["setting"] = self.setting.as_dict(without=self.VARIED)
         settings = {k: v for k, v in settings.items() if k not in ("out", "device")}
         settings |= parts.pop("settings", {})
         parts = {"tables": [], "pictures": [], "numbers": {}, "notes": []} | parts
+        parts["tables"] = [table for table in parts["tables"] if table.rows]
         return Finding(
             self.NAME, self.TITLE, self.design(), self.THEORY, sentence, settings=settings, **parts
         )
+
+    def words(self, *settings: Setting) -> str:
+        """The heading of figures: what is fixed, which is what these settings share."""
+        return f"{shared_caption(settings or (self.setting,))}; {self.sizes.seeds} seeds"
+
+
+def require_distinct(name: str, values: Sequence[float]) -> None:
+    """Refuse values that are not positive, or named twice, or none at all."""
+    for value in values:
+        require_real(name, value, 0.0, include_low=False)
+    Distinct().check(name, values)
+
+
+def shared_caption(settings: Sequence[Setting]) -> str:
+    """The settings in one line, without what they differ in."""
+    first, *others = (caption(setting) for setting in settings)
+    others = [re.split("[,;] ", other) for other in others]
+    groups = (
+        [part for part in group.split(", ") if all(part in other for other in others)]
+        for group in first.split("; ")
+    )
+    return "; ".join(", ".join(group) for group in groups if group)
+
+
+def notes_of(results: dict[str, SweepResult], sizes="LH", variables=VARIABLES) -> list[str]:
+    """What went wrong, and fits that could not be had, by the name of the sweep."""
+    return sweep_notes(results) + [
+        (f"{name}: " if name else "") + why
+        for name, result in results.items()
+        for why in refusals(result, sizes, variables)
+    ]
 
 
 def sweep_notes(results: dict[str, SweepResult]) -> list[str]:
@@ -140,6 +190,20 @@ def sweep_notes(results: dict[str, SweepResult]) -> list[str]:
         notes += [prefix + text for text in result.not_linear()]
         notes += [f"{prefix}damaged result file: {text}" for text in result.damaged]
     return notes
+
+
+def refusals(result: SweepResult, sizes: str, variables: Sequence[str]) -> list[str]:
+    """Fits over all cells that could not be had, with the reason, in the sizes that were varied."""
+    return [
+        f"step {r['step']} {r['variable']} {r['term']} in {r['in']} ({r['norm']}, {r['set']}): "
+        f"no fit, {r['reason']}"
+        for r in result.fits.refused
+        if r["at"] in ("all", "inf")
+        and r["in"] in sizes
+        and r["variable"] in variables
+        # parameters have no error before the first step
+        and (r["step"], r["variable"]) != (0, "theta")
+    ]
 
 
 # What a table says of an exponent of a fluctuation besides: how it stands to -1/2.
@@ -159,43 +223,43 @@ def measured_fit(fits: RateFits, what: str, theory: str, fit: RateFit) -> Measur
     return Measured.fit(what, theory, fit, fits.share(fit))
 
 
+def measured_fits(
+    result: SweepResult, step: int, variables: Sequence[str], about: str = ""
+) -> list[Measured]:
+    """Lines of the report on the exponents over all cells after training (rms)."""
+    return [
+        measured_fit(
+            result.fits,
+            f"{about}{term} in {size}, {variable}, rms, step {step}",
+            UNKNOWN if variable == "theta" else theory,
+            fit,
+        )
+        for (term, size), theory in BOUND.items()
+        for variable in variables
+        if (fit := find_fit(result, step, variable, term, size))
+    ]
+
+
 def told(fits: RateFits, fit: RateFit) -> str:
     """A fit in a sentence: of a fluctuation's the verdict stands behind the interval."""
     share = fits.share(fit)
-    number = Measured.fit("", "", fit).number
-    return number if share is None else f"{number} ({share.brief})"
+    return number_of(fit) if share is None else f"{number_of(fit)} ({share.brief})"
 
 
-def fit_rows(results: dict[str, SweepResult], key: str) -> tuple[list[str], list[dict]]:
-    """Columns and rows of all fits that take in every cell, for a table; `key` names the sweeps."""
-    columns = [
-        key,
-        "step",
-        "variable",
-        "term",
-        "norm",
-        "set",
-        "in",
-        "exponent",
-        "low",
-        "high",
-        "interval",
-        "window",
-        "seeds",
-        *SHARES,
-        "note",
-    ]
+def fit_rows(results: dict[str, SweepResult], key: str = "") -> list[dict]:
+    """Rows of a table of all fits that take in every cell; `key` is what the sweeps differ in."""
     rows = []
     for name, result in results.items():
         for fit in result.fits.fits:
             if fit.at not in ("all", "inf"):
                 continue
-            row = {c: getattr(fit, c) for c in ("step", "variable", "term", "norm", "set", "note")}
-            row |= {key: name, "in": fit.size, "exponent": fit.exponent, "low": fit.interval[0]}
-            row |= {"high": fit.interval[1], "interval": fit.kind, "seeds": fit.seeds}
-            row |= {"window": f"{fit.window[0]:g}..{fit.window[-1]:g}"}
-            rows.append(row | share_columns(result.fits.share(fit)))
-    return columns, rows
+            row = {key: name} if key else {}
+            row |= {c: getattr(fit, c) for c in "step variable term norm set".split()}
+            row |= {"in": fit.size, "exponent": fit.exponent}
+            row |= {"low": fit.interval[0], "high": fit.interval[1], "interval": fit.kind}
+            row |= {"window": f"{fit.window[0]:g}..{fit.window[-1]:g}", "seeds": fit.seeds}
+            rows.append(row | share_columns(result.fits.share(fit)) | {"note": fit.note})
+    return rows
 
 
 def find_fit(

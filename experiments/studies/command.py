@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 import tyro
 
+from ..frame.own import is_own, own_class
 from .base import ClauseStudy
 from .causal import Causal
 from .constant import Constant
@@ -17,11 +21,13 @@ from .epsilon import Epsilon
 from .influence import Influence
 from .laws import Laws
 from .rates import Rates
+from .report import ReportCommand
 from .scaling import Scaling
 from .sharpness import Sharpness
 from .steps import Steps
 from .tokens import Tokens
 from .uniform import Uniform
+from .varied import VariedStudy
 
 STUDIES: tuple[type[ClauseStudy], ...] = (
     Rates,
@@ -39,21 +45,88 @@ STUDIES: tuple[type[ClauseStudy], ...] = (
 )
 
 
-def _subcommand(study: type[ClauseStudy]) -> object:
+@dataclasses.dataclass(frozen=True)
+class All:
+    """Every built-in study, one after another, and their report: OUT/NAME and OUT/report.html."""
+
+    quick: bool = False
+    """Sizes of about a minute each on two cores (default: at most ten)."""
+    out: Path = Path("results/report")
+    """Folder for a folder of every study, and for report.html."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    NAME: ClassVar[str] = "all"
+
+    @property
+    def studies(self) -> list[ClauseStudy]:
+        """Each as it is by itself, but for the flags given here."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return [study(**given | {"out": self.out / study.NAME}) for study in STUDIES]
+
+    def check(self) -> None:
+        for study in self.studies:
+            study.check()
+
+    def run(self) -> None:
+        for study in self.studies:
+            study.run()
+            print()
+        folders = tuple(study.folder for study in self.studies)
+        ReportCommand(folders, self.out / "report.html").run()
+
+
+def own_study(text: str) -> type[ClauseStudy]:
+    """The study NAME of FILE, where `text` is FILE.py:NAME.
+
+    Raises
+    ------
+    ValueError
+        If there is no such class, or it leaves open what is studied.
+    """
+    study = own_class("study", text, ClauseStudy)
+    wanted = "NAME TITLE THEORY QUICK FULL".split()
+    wanted += ["VARY", "VALUES"] if issubclass(study, VariedStudy) else []
+    lacking = [name for name in wanted if not hasattr(study, name)]
+    lacking += sorted(study.__abstractmethods__)
+    if inspect.getdoc(study) == inspect.getdoc(VariedStudy) or study.__doc__ == _signature(study):
+        lacking.append("a docstring")
+    if lacking:
+        raise ValueError(
+            f"study must name a class that says what is studied; {text} lacks "
+            f"{', '.join(lacking)}. Write that into the class."
+        )
+    for field in dataclasses.fields(study):
+        if getattr(study, field.name, field.default) is not field.default:
+            raise ValueError(
+                f"study must name a dataclass; {text} sets {field.name}, which is none of its "
+                "fields. Write @dataclasses.dataclass(frozen=True) above the class, and "
+                f"{field.name}: {getattr(field.type, '__name__', field.type)} = ... in it."
+            )
+    return study
+
+
+def _signature(kind: type) -> str:
+    """What `dataclasses` writes where a docstring is missing."""
+    return kind.__name__ + str(inspect.signature(kind)).replace(" -> None", "")
+
+
+def _subcommand(kind: type, name: str) -> object:
     # the first paragraph: the whole docstring, which the report shows, would bury the list
-    description = " ".join(study.design().split("\n\n")[0].split())
-    command = tyro.conf.subcommand(study.NAME, description=description, prefix_name=False)
-    return Annotated[study, command]
+    description = " ".join(inspect.getdoc(kind).split("\n\n")[0].split())
+    return Annotated[kind, tyro.conf.subcommand(name, description=description, prefix_name=False)]
 
 
-OF = reduce(or_, map(_subcommand, STUDIES))
+OF = reduce(or_, (_subcommand(kind, kind.NAME) for kind in (*STUDIES, All)))
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyCommand:
     """Measure one clause of the theorem: a figure, a table, a JSON and one sentence.
 
-    Finished cells are kept in OUT/cells: run the same command again to resume.
+    A study of your own, out of a file: ipslimit study mine.py:Temperature, where Temperature is a
+    class of ipslimit.experiments.studies.VariedStudy that says what varies. Finished cells are kept
+    in OUT/cells: run the same command again to resume.
     """
 
     study: OF
@@ -63,3 +136,15 @@ class StudyCommand:
 
     def run(self) -> None:
         self.study.run()
+
+
+def study_command(arguments: Sequence[str]) -> type[StudyCommand]:
+    """The command, which knows the study of the user's own that the arguments may name."""
+    text = arguments[1] if len(arguments) > 1 and arguments[0] == "study" else ""
+    if not is_own(text):
+        return StudyCommand
+    fields = [("study", OF | _subcommand(own_study(text), text))]
+    own = {"__doc__": StudyCommand.__doc__}
+    return dataclasses.make_dataclass(
+        "StudyCommand", fields, bases=(StudyCommand,), namespace=own, frozen=True
+    )

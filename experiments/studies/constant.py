@@ -7,18 +7,20 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.fluctuation import is_linear
 
-from ..plots import NAMES, SMALL, caption, cells_of, look
+from ..frame.plot import label, ticks_at
+from ..plots import NAMES, SMALL, along, bars, cells_of, look
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy, sweep_notes
-from .finding import Finding, Measured, Picture, Table
-from .panels import label, legend, legend_outside, page, rms
+from .finding import Finding, Measured, Picture, Table, number_in
+from .panels import legend, legend_outside, page, scatter
 
 # From this L H on the ratios are summed up; smaller cells are in table and figure.
 ASYMPTOTIC = 500
+COLUMNS = "step variable L H ratio low high residual nonlinearity seeds diverged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,34 +66,13 @@ class Constant(ClauseStudy):
         ]
         if not rows:
             raise StudyError("no cell has both a measured and a predicted fluctuation")
-        words = caption(self.setting) + f"; {self.sizes.seeds} seeds"
-        summed = [s for step in self.setting.recorded for v in "xp" if (s := _sum(rows, step, v))]
-        columns = [
-            "step",
-            "variable",
-            "L",
-            "H",
-            "ratio",
-            "low",
-            "high",
-            "residual",
-            "nonlinearity",
-            "seeds",
-            "diverged",
-        ]
-        table = [
-            {name: row[name] for name in columns if name not in ("low", "high")}
-            | dict(zip(("low", "high"), row["ci95"] or (None, None), strict=True))
-            for row in rows
-        ]
+        steps, words = self.setting.recorded, self.words()
+        summed = [s for step in steps for v in "xp" if (s := _sum(rows, step, v))]
         slopes = [
-            {name: row[name] for name in ("step", "variable", "slope")}
-            | dict(zip(("low", "high"), row["ci95"], strict=True))
-            | {name: row[name] for name in ("seeds", "diverged", "note")}
-            for row in trends
+            _with_ends(row, "step variable slope low high seeds diverged note") for row in trends
         ]
         return self.finding(
-            f"{_sentence(summed)} {_trend_sentence(trends, self.setting.recorded[-1])}".strip(),
+            f"{_sentence(summed)} {_trend_sentence(slopes, steps[-1])}".strip(),
             measured=[
                 Measured(
                     f"ratio, {s['variable']}, step {s['step']}, cells with L H >= {ASYMPTOTIC}",
@@ -103,55 +84,38 @@ class Constant(ClauseStudy):
                 for s in summed
             ]
             + [
-                Measured(
+                Measured.row(
                     f"slope in L of sqrt(L H) x predicted, {t['variable']}, step {t['step']}",
                     "0",
-                    t["slope"],
-                    tuple(t["ci95"]),
+                    t,
+                    "slope",
                 )
-                for t in trends
+                for t in slopes
             ],
             tables=[
-                Table("constant", "Measured over predicted rms of the fluctuation", columns, table)
-            ]
-            + (
-                [Table("summary", f"Cells with L H >= {ASYMPTOTIC}", list(summed[0]), summed)]
-                if summed
-                else []
-            )
-            + (
-                [
-                    Table(
-                        "trends", "sqrt(L H) x predicted goes like L^slope", list(slopes[0]), slopes
-                    )
-                ]
-                if slopes
-                else []
-            ),
+                Table(
+                    "constant",
+                    "Measured over predicted rms of the fluctuation",
+                    [_with_ends(row, COLUMNS) for row in rows],
+                ),
+                Table("summary", f"Cells with L H >= {ASYMPTOTIC}", summed),
+                Table("trends", "sqrt(L H) x predicted goes like L^slope", slopes),
+            ],
             pictures=[
                 Picture(
                     "constant",
-                    figure(rows, self.setting.recorded, words),
-                    (
-                        "Above: rms(measured) / rms(predicted), with 95 % intervals over paired "
-                        "seeds. "
-                        "Below: what is left path by path, rms(measured - predicted) / "
-                        "rms(measured); "
-                        "the line falls like (L H)^-1/2, as a next order would. White: the "
-                        "response "
-                        "departs by over 10 % from its linear part at the size of the noise."
-                    ),
+                    figure(rows, steps, words),
+                    "Above: rms(measured) / rms(predicted), with 95 % intervals over paired seeds. "
+                    "Below: what is left path by path, rms(measured - predicted) / rms(measured); "
+                    "the line falls like (L H)^-1/2, as a next order would. White: the response "
+                    "departs by over 10 % from its linear part at the size of the noise.",
                 ),
                 Picture(
                     "trend",
-                    trend_figure(result.rows, trends, self.setting.recorded, words),
-                    (
-                        "sqrt(L H) times the predicted fluctuation (rms over seeds), and L^slope "
-                        "as fitted "
-                        "over all H, without the corrections at small L that the fit allows for. "
-                        "Dotted: "
-                        "what an error of order L^-1/3 would do."
-                    ),
+                    trend_figure(result.rows, slopes, steps, words),
+                    "sqrt(L H) times the predicted fluctuation (rms over seeds), and L^slope as "
+                    "fitted over all H, without the corrections at small L that the fit allows "
+                    "for. Dotted: what an error of order L^-1/3 would do.",
                 ),
             ],
             numbers={
@@ -162,6 +126,12 @@ class Constant(ClauseStudy):
             },
             notes=sweep_notes({"": result}),
         )
+
+
+def _with_ends(row: dict, columns: str) -> dict:
+    """These columns of a row, the ends of its interval among them."""
+    ends = dict(zip(("low", "high"), row["ci95"] or (None, None), strict=True))
+    return {name: (row | ends)[name] for name in columns.split()}
 
 
 def _sum(rows: list[dict], step: int, variable: str) -> dict | None:
@@ -208,7 +178,7 @@ def _sentence(summed: list[dict]) -> str:
 def _trend_sentence(trends: list[dict], step: int) -> str:
     """What the prediction itself says of the exponent in L, at the last step compared."""
     found = [
-        f"{t['slope']:+.2f} [{t['ci95'][0]:+.2f}, {t['ci95'][1]:+.2f}] ({t['variable']})"
+        f"{t['slope']:+.2f} [{t['low']:+.2f}, {t['high']:+.2f}] ({t['variable']})"
         for t in trends
         if t["step"] == step
     ]
@@ -231,49 +201,26 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
             above.axhline(1.0, color="0.6", lw=0.8)
             for i, heads in enumerate(sorted({r["H"] for r in chosen})):
                 cells = [r for r in chosen if r["H"] == heads]
-                x = [r["L"] * r["H"] for r in cells]
-                ratio = np.array([r["ratio"] for r in cells])
-                ends = np.array([r["ci95"] or [r["ratio"]] * 2 for r in cells])
-                style = look(i)
-                above.errorbar(
-                    x,
-                    ratio,
-                    np.abs(ends.T - ratio),
-                    fmt=style["marker"],
-                    color=style["color"],
-                    ms=3,
-                    lw=0.8,
-                    label=f"H={heads:g}",
-                )
-                below.plot(x, [r["residual"] for r in cells], **style, ms=3, lw=0)
+                ratio = [r["ratio"] for r in cells]
+                ends = [r["ci95"] or [r["ratio"]] * 2 for r in cells]
+                bars(above, [r["L"] * r["H"] for r in cells], ratio, ends, look(i), f"H={heads:g}")
+                scatter(below, {r["L"] * r["H"]: r["residual"] for r in cells}, look(i))
                 bent = [r for r in cells if not is_linear(r["nonlinearity"])]
                 for axis, name in ((above, "ratio"), (below, "residual")):
-                    axis.plot(
-                        [r["L"] * r["H"] for r in bent],
-                        [r[name] for r in bent],
-                        **style | {"mfc": "white"},
-                        ms=3,
-                        lw=0,
-                        zorder=3,
-                    )
+                    white = {r["L"] * r["H"]: r[name] for r in bent}
+                    scatter(axis, white, look(i), mfc="white", zorder=3)
             below.set(xscale="log", yscale="log")
             sizes = np.array(sorted({r["L"] * r["H"] for r in chosen}), dtype=float)
             first = max(r["residual"] for r in chosen)
             below.plot(sizes, first * (sizes / sizes[0]) ** -0.5, color="0.4", lw=0.8)
-            label(above, title=f"step {step}" if k == 0 else None)
+            label(above, title="" if k else f"step {step}")
             if column == 0:
                 label(above, y=f"{NAMES[variable]}\nmeas. / pred.")
                 label(below, y="residual")
     for axis in axes[-1]:
         label(axis, x="L H")
-    legend(
-        axes[0, -1],
-        loc="upper right",
-        ncols=2,
-        fontsize=SMALL - 0.5,
-        handletextpad=0.1,
-        columnspacing=0.6,
-    )
+    close = {"fontsize": SMALL - 0.5, "handletextpad": 0.1, "columnspacing": 0.6}
+    legend(axes[0, -1], loc="upper right", ncols=2, **close)
     return out
 
 
@@ -283,27 +230,23 @@ def trend_figure(rows: list[dict], trends: list[dict], steps, words: str) -> Fig
     for column, step in enumerate(steps):
         for axis, variable in zip(axes[:, column], "xp", strict=True):
             cells = cells_of(rows, step, variable).get("predicted", {})
-            scaled = {(d, h): rms(e) * np.sqrt(d * h) for (d, h), e in cells.items()}
+            scaled = {(d, h): root_mean_square(e) * np.sqrt(d * h) for (d, h), e in cells.items()}
             for i, heads in enumerate(sorted({h for _, h in scaled})):
-                points = [(d, value) for (d, h), value in scaled.items() if h == heads]
-                axis.plot(*zip(*points, strict=True), **look(i), ms=3, lw=0, label=f"H={heads:g}")
+                scatter(axis, along(scaled, "L", heads), look(i), f"H={heads:g}")
             depths = np.array(sorted({d for d, _ in scaled}))
             # powers meet at the deepest, where corrections are least
             level = np.exp(np.mean([np.log(v) for (d, _), v in scaled.items() if d == depths[-1]]))
             ends = np.geomspace(depths[0], depths[-1], 50)
             axis.plot(ends, level * (ends / ends[-1]) ** (1 / 6), color="0.6", lw=0.8, ls=":")
-            label(axis, title=f"step {step}" if variable == "x" else None)
+            label(axis, title=f"step {step}" if variable == "x" else "")
             for row in trends:
                 if (row["step"], row["variable"]) == (step, variable):
                     line = level * (ends / ends[-1]) ** row["slope"]
                     axis.plot(ends, line, color="black", lw=0.9)
-                    text = Measured("", "", row["slope"], tuple(row["ci95"]))
-                    axis.text(
-                        0.03, 0.03, f"slope {text}", fontsize=SMALL - 0.5, transform=axis.transAxes
-                    )
+                    place = {"fontsize": SMALL - 0.5, "transform": axis.transAxes}
+                    axis.text(0.03, 0.03, f"slope {number_in(row, 'slope')}", **place)
             axis.set_xscale("log")
-            axis.set_xticks(depths, [f"{d:g}" for d in depths])
-            axis.xaxis.set_minor_locator(NullLocator())
+            ticks_at(axis.xaxis, depths)
             low, high = axis.get_ylim()
             axis.set_ylim(low - 0.15 * (high - low), high)  # room for the text
             if column == 0:

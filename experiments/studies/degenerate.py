@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from ipslimit import Atoms, Heads, Problem, train_particles
+from ipslimit.measure.errors import root_mean_square
 
 from ..frame.fields import Positive
 from ..plots import cells_of
 from ..study import DTYPES, Setting
 from ..sweep import SweepResult
 from .base import find_fit
-from .panels import rms
 from .scaling import SymmetricSetting
 
 # Of the tangential problem: P(1), for which P_1(s) = (s - 1/2)^2.
@@ -176,7 +176,15 @@ def scaled_curve(result: SweepResult, eps: float, power: float) -> tuple[np.ndar
     cells = cells_of(result.rows, last_step(result), "x")["fluctuation"]
     sizes = sorted({depth * heads for depth, heads in cells})
     values = [
-        np.exp(np.mean([np.log(rms(e)) for (depth, h), e in cells.items() if depth * h == size]))
+        np.exp(
+            np.mean(
+                [
+                    np.log(root_mean_square(e))
+                    for (depth, h), e in cells.items()
+                    if depth * h == size
+                ]
+            )
+        )
         * size**-power
         for size in sizes
     ]

@@ -6,30 +6,31 @@ import dataclasses
 import math
 from typing import Annotated, ClassVar
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from ipslimit.checks import require_int
-from ipslimit.measure.rates import Trend
 
+from ..frame.plot import label
 from ..plots import COLOURS, legend_below, log_axes
 from ..study import Flat, Sizes
+from .base import NORMS
 from .fair import FairSetting
 from .families import (
-    NORMS,
     TERMS,
     VARIABLES,
     FamilyStudy,
+    problem_curves,
     problem_errors,
-    size_trend,
+    row_of,
     trend_row,
-    typical,
 )
-from .finding import Finding, Measured, Picture, Table, counted_steps
-from .panels import label, page
+from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
+from .panels import page
 
 RULES = ("adamw", "block-adamw")
-FAMILIES = ("embedded", "full")
+# family -> what is told of it: "full" errors are shown over those at step 0
+FAMILIES = {"embedded": "error", "full": "over step 0"}
+KEYS = [(family, rule) for family in FAMILIES for rule in RULES]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Dimension(FamilyStudy):
 
     @property
     def values(self) -> tuple[int, ...]:
-        return self.chosen("dimensions", (2, 4, 8, 16, 32, 64), (2, 4, 8, 16, 32, 64))
+        return self.chosen("dimensions", *2 * ((2, 4, 8, 16, 32, 64),))
 
     def check(self) -> None:
         super().check()
@@ -95,133 +96,100 @@ class Dimension(FamilyStudy):
         return self.setting.varied(d=d, rule=rule, lr=lr, embedded=embedded)
 
     def find(self, progress: bool = True) -> Finding:
-        settings = {
-            (family, rule, f"d={d}"): self._setting(family, rule, d)
-            for family in FAMILIES
-            for rule in RULES
-            for d in self.values
-        }
+        settings = {(*key, f"d={d}"): self._setting(*key, d) for key in KEYS for d in self.values}
         found = self.solve(settings, progress)
-        results = {
-            (family, rule): [found[family, rule, f"d={d}"] for d in self.values]
-            for family in FAMILIES
-            for rule in RULES
-        }
-        steps, table, trends = self.setting.recorded, [], {}
-        for (family, rule), runs in results.items():
-            for v in VARIABLES:
-                for term in TERMS:
-                    for norm in NORMS:
-                        first, *later = (
-                            problem_errors(runs, step, v, term, norm) for step in steps
-                        )
-                        about = {
-                            "family": family,
-                            "rule": rule,
-                            "variable": v,
-                            "term": term,
-                            "norm": norm,
-                        }
-                        quantities = [(steps[0], "error", first)]
-                        for step, errors in zip(steps[1:], later, strict=True):
-                            quantities += [(step, "error", errors)]
-                            quantities += [(step, "over step 0", errors / first)]
-                        for step, quantity, errors in quantities:
-                            trend = size_trend(self.values, errors)
-                            trends[family, rule, v, term, norm, step, quantity] = trend
-                            row = about | {"step": step, "quantity": quantity}
-                            table.append(trend_row(row, self.values, errors, trend))
-        words = self.words(f"d={self.setting.d}, ", f"{self.setting.rule}, ")
+        results = {key: [found[(*key, f"d={d}")] for d in self.values] for key in KEYS}
+        *_, last = self.setting.recorded
+        table = [
+            row
+            for key in KEYS
+            for v in VARIABLES
+            for term in TERMS
+            for norm in NORMS
+            for row in self._rows(results[key], *key, v, term, norm)
+        ]
+        told = [r for r in table if r["quantity"] == FAMILIES[r["family"]] and r["step"] == last]
+        words = f"{self.words(*settings.values())}, lr {self.setting.option('lr'):g} of adamw"
         return self.finding(
-            sentence(trends, steps[-1]),
+            sentence(told, last),
             measured=[
-                Measured.fit(
-                    f"slope in d, {family}, {rule}, {term} of {v}, rms, step {steps[-1]}, {what}",
-                    "0" if rule == "block-adamw" else "may grow, at most like a power of d",
-                    trend,
+                Measured.row(
+                    f"slope in d, {r['family']}, {r['rule']}, {r['term']} of {r['variable']}, "
+                    f"rms, step {last}, {r['quantity']}",
+                    "0" if r["rule"] == "block-adamw" else "may grow, at most like a power of d",
+                    r,
+                    "slope",
                 )
-                for (family, rule, v, term, norm, step, what), trend in trends.items()
-                if trend
-                and norm == "rms"
-                and step == steps[-1]
-                and term != "total"
-                and what == ("error" if family == "embedded" else "over step 0")
+                for r in told
+                if r["slope"] is not None and r["norm"] == "rms" and r["term"] != "total"
             ],
-            tables=[Table("dimension", "Slope of log(error) in log(d)", list(table[0]), table)],
+            tables=[Table("dimension", "Slope of log(error) in log(d)", table)],
             pictures=[
                 Picture(
                     "dimension",
-                    figure(results, trends, self.values, steps[-1], words),
-                    (
-                        f"Errors against d (rms): at step 0 (grey) and at step {steps[-1]} under "
-                        "both "
-                        "rules; every problem thin, their geometric mean as points; mean slopes "
-                        "over "
-                        "problems with 95 % intervals."
-                    ),
+                    figure(results, table, self.values, last, words),
+                    f"Errors against d (rms): at step 0 (grey) and at step {last} under both "
+                    "rules; every problem thin, their geometric mean as points; mean slopes over "
+                    "problems with 95 % intervals.",
                 )
             ],
             numbers={"slopes": table},
             settings={"dimensions": self.values, "problems": self.problem_count},
-            notes=self.notes(found, steps[-1]),
+            notes=self.notes(found, last),
         )
 
+    def _rows(self, runs: list, family: str, rule: str, variable: str, term: str, norm: str):
+        """Slopes of the errors at every step, and of those over the errors at the first."""
+        about = {"family": family, "rule": rule, "variable": variable, "term": term, "norm": norm}
+        first = None
+        for step in self.setting.recorded:
+            errors = problem_errors(runs, step, variable, term, norm)
+            own = (
+                {"error": errors}
+                if first is None
+                else {"error": errors, "over step 0": errors / first}
+            )
+            first = errors if first is None else first
+            for quantity, values in own.items():
+                row = about | {"step": step, "quantity": quantity}
+                yield trend_row(row, self.values, values)
 
-def sentence(trends: dict, step: int) -> str:
+
+def sentence(told: list[dict], step: int) -> str:
     parts = []
-    for family, what in (("embedded", "error"), ("full", "over step 0")):
-        for rule in RULES:
-            trend: Trend | None = trends[family, rule, "x", "fluctuation", "rms", step, what]
-            bias: Trend | None = trends[family, rule, "x", "bias", "rms", step, what]
-            if trend and bias:
-                values = [Measured.fit("", "", t) for t in (trend, bias)]
-                parts.append(
-                    f"{rule}, {family}: {values[0]} for the fluctuation, {values[1]} for the bias"
-                )
+    for family, rule in KEYS:
+        about = {"family": family, "rule": rule, "variable": "x", "norm": "rms"}
+        rows = [row_of(told, term=term, **about) for term in ("fluctuation", "bias")]
+        if None not in [row["slope"] for row in rows]:
+            values = [number_in(row, "slope") for row in rows]
+            parts.append(
+                f"{rule}, {family}: {values[0]} for the fluctuation, {values[1]} for the bias"
+            )
     return (
         f"Slopes in d of the errors of x after {counted_steps(step)} (rms; full family: over "
         f"those at step 0): {'; '.join(parts)}."
     )
 
 
-def figure(results: dict, trends: dict, values, step: int, words: str) -> Figure:
+def figure(results: dict, table: list[dict], values, step: int, words: str) -> Figure:
     out, axes = page(4, 2, 2.2, words)
-    looks = {"adamw": (COLOURS[5], "s"), "block-adamw": (COLOURS[0], "o")}
+    # step 0 knows no rule
+    curves = [(0, "adamw", "step 0", {"color": "0.5", "marker": "x", "lw": 1})]
+    curves += [
+        (step, rule, rule, {"color": COLOURS[i], "marker": marker})
+        for rule, i, marker in (("adamw", 5, "s"), ("block-adamw", 0, "o"))
+    ]
     rows = [(v, term) for v in VARIABLES for term in ("fluctuation", "bias")]
     for row, (variable, term) in zip(axes, rows, strict=True):
         for axis, family in zip(row, FAMILIES, strict=True):
-            start = problem_errors(results[family, "adamw"], 0, variable, term, "rms")
-            axis.plot(
-                values,
-                [typical(e) for e in start],
-                color="0.5",
-                marker="x",
-                ms=3.5,
-                lw=1,
-                label=_name("step 0", trends[family, "adamw", variable, term, "rms", 0, "error"]),
-            )
-            for rule, (colour, marker) in looks.items():
-                errors = problem_errors(results[family, rule], step, variable, term, "rms")
-                trend = trends[family, rule, variable, term, "rms", step, "error"]
-                axis.plot(values, errors, color=colour, lw=0.4, alpha=0.4)
-                axis.plot(
-                    values,
-                    [typical(e) for e in errors],
-                    color=colour,
-                    marker=marker,
-                    ms=3.5,
-                    lw=1.2,
-                    label=_name(rule, trend),
-                )
+            for at, rule, name, style in curves:
+                about = {"step": at, "variable": variable, "term": term, "norm": "rms"}
+                errors = problem_errors(results[family, rule], **about)
+                own = row_of(table, family=family, rule=rule, quantity="error", **about)
+                problem_curves(axis, values, errors, own, name, **style)
             log_axes(axis, list(values))
             label(axis, y=f"{term} of {variable}", title=f"{family}, {term} of {variable}")
             legend_below(axis)
     for axis in axes[-1]:
         label(axis, x="token dimension d")
     return out
-
-
-def _name(text: str, trend: Trend | None) -> str:
-    if trend is None or not np.isfinite(trend.slope):
-        return text
-    return f"{text}: {Measured.fit('', '', trend)}"

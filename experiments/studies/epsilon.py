@@ -10,22 +10,28 @@ from matplotlib.figure import Figure
 
 from ipslimit import AdamW, BlockAdamW, train_particles
 from ipslimit.checks import require_real
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
 from ipslimit.solvers import solve_limit
 
+from ..frame.plot import label
 from ..frame.runner import progress_bar
-from ..plots import NAMES, SMALL, caption, look
+from ..plots import NAMES, look
 from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
-from .finding import Finding, Measured, Picture, Table, counted_steps
-from .panels import label, legend, page
-from .rates import refusals
+from .base import GUIDES, VARIABLES, find_fit, notes_of, require_distinct, told
+from .finding import Finding, Measured, Picture, Table, counted_steps, number_of
+from .panels import legend, page, scatter
+from .varied import VariedStudy, scale_figure
 
 QUICK_EPS = (1e-1, 1e-2, 1e-4, 1e-8)
 FULL_EPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-TERMS = (("bias", "L"), ("fluctuation", "L"), ("fluctuation", "H"))
+# -1/4 is what flips of sign alone would give
+LEVELS = {
+    term: (*values, -0.25) if term[0] == "fluctuation" else values
+    for term, values in GUIDES.items()
+}
 # The control: depths, and raw_eps L H, which is the eps that the scaled gradient sees.
 CONTROL = (
     (4, 2e-3),
@@ -45,7 +51,7 @@ CONTROL_LIMIT_FORM = {"scaled": NUMBER, "decayed": NUMBER}
 
 
 @dataclasses.dataclass(frozen=True)
-class Epsilon(ClauseStudy):
+class Epsilon(VariedStudy):
     """Exponents as eps, in units of the O(1) gradient, falls.
 
     As eps falls, a step of Adam tends to lr sign(g), the parameters of the limit get fronts in
@@ -62,6 +68,7 @@ class Epsilon(ClauseStudy):
     """eps of the control, in units of the raw gradient."""
 
     NAME: ClassVar[str] = "epsilon"
+    VARY: ClassVar[str] = "eps"
     VARIED: ClassVar[dict[str, str]] = {"eps": "Use --eps-values."}
     TITLE: ClassVar[str] = "Small eps, and raw gradients"
     THEORY: ClassVar[str] = (
@@ -73,58 +80,38 @@ class Epsilon(ClauseStudy):
     FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (4, 64, 1024, 16384), 32)
 
     @property
-    def values(self) -> tuple[float, ...]:
-        return self.chosen("eps_values", QUICK_EPS, FULL_EPS)
+    def values(self) -> dict[str, float]:
+        return {f"{eps:g}": eps for eps in self.chosen("eps_values", QUICK_EPS, FULL_EPS)}
 
     def check(self) -> None:
+        if self.eps_values is not None:
+            require_distinct("eps_values", self.eps_values)
         super().check()
-        for eps in self.values:
-            require_real("eps_values", eps, 0.0, include_low=False)
-        if not self.values or len(set(self.values)) < len(self.values):
-            raise ValueError(
-                f"eps_values must be distinct, at least one; got {list(self.values)}. "
-                "Name each once."
-            )
         require_real("raw_eps", self.raw_eps, 1e-9, 1e-3)
 
     def find(self, progress: bool = True) -> Finding:
-        settings = [self.setting.varied(eps=eps) for eps in self.values]
-        found = self.sweep([self.study(setting) for setting in settings], progress)
-        results = {f"{eps:g}": result for eps, result in zip(self.values, found, strict=True)}
+        results = self.results(progress)
         control, damaged = self.control(progress)
         trend = control_trend(control, self.raw_eps)
-        step = self.setting.recorded[-1]
-        columns, rows = fit_rows(results, "eps")
-        words = caption(self.setting, without=("eps",))
-        words += f"; {self.sizes.seeds} seeds"
-        return self.finding(
+        step, limit = self.setting.recorded[-1], "status error elements".split()
+        losses = "scaled raw decayed".split()
+        words = self.words(*self.settings().values())
+        what = "control: what training on raw gradients does to the loss, in L H"
+        return self.compared(
+            results,
             sentence(results, step, control, trend),
-            measured=[
-                *_measured(results, step),
-                Measured.fit(
-                    "control: what training on raw gradients does to the loss, in L H", "-1", trend
-                ),
-            ],
+            measured=[*self.measured(results, VARIABLES), Measured.fit(what, "-1", trend)],
             tables=[
-                Table("exponents", "Exponents", columns, rows),
                 Table(
                     "limits",
                     "The limit at every eps",
-                    ["eps", "status", "error", "elements"],
-                    [
-                        {"eps": eps} | {k: r.limit[k] for k in ("status", "error", "elements")}
-                        for eps, r in results.items()
-                    ],
+                    [{"eps": eps} | {k: r.limit[k] for k in limit} for eps, r in results.items()],
                 ),
                 Table(
                     "control",
                     "Raw gradients with a fixed eps: mean losses after training",
-                    ["L", "H", "scaled", "raw", "decayed"],
                     [
-                        {
-                            k: float(np.mean(c[k])) if k not in "LH" else c[k]
-                            for k in ("L", "H", "scaled", "raw", "decayed")
-                        }
+                        {"L": c["L"], "H": c["H"]} | {k: float(np.mean(c[k])) for k in losses}
                         for c in control["cells"]
                     ],
                 ),
@@ -132,38 +119,27 @@ class Epsilon(ClauseStudy):
             pictures=[
                 Picture(
                     "epsilon",
-                    exponents_figure(results, step, words),
-                    (
-                        f"Exponents at step {step} (rms) against eps, with 95 % intervals (fit "
-                        "ranges "
-                        "for the bias). The parameters' -1/4 is what flips of sign alone would "
-                        "give on "
-                        "average over the layers; the largest over the layers, drawn here, falls "
-                        "more "
-                        "slowly, as flips gather where gradients cross zero in depth."
-                    ),
+                    scale_figure(results, self.values, "eps", step, words, VARIABLES, LEVELS),
+                    f"Exponents at step {step} (rms) against eps, with 95 % intervals (fit ranges "
+                    "for the bias). The parameters' -1/4 is what flips of sign alone would give on "
+                    "average over the layers; the largest over the layers, drawn here, falls more "
+                    "slowly, as flips gather where gradients cross zero in depth.",
                 ),
                 Picture(
                     "control",
                     control_figure(control, trend, self.raw_eps),
-                    (
-                        "Left: loss after training on scaled gradients, on raw ones, and with "
-                        "weight "
-                        "decay alone, mean over seeds; lines: the limits. Right: what training "
-                        "on raw "
-                        "gradients gains over weight decay on the same draws, and its trend where "
-                        "eps L H outweighs the gradient."
-                    ),
+                    "Left: loss after training on scaled gradients, on raw ones, and with weight "
+                    "decay alone, mean over seeds; lines: the limits. Right: what training on raw "
+                    "gradients gains over weight decay on the same draws, and its trend where eps "
+                    "L H outweighs the gradient.",
                 ),
             ],
             numbers={
                 "eps": {name: result.as_dict() for name, result in results.items()},
                 "control": control | {"trend": trend.as_dict()},
             },
-            settings={"eps_values": self.values},
-            notes=sweep_notes(results)
-            + damaged
-            + [f"eps {name}: {why}" for name, r in results.items() for why in refusals(r)],
+            settings={"eps_values": [*self.values.values()]},
+            notes=notes_of({f"eps {name}": r for name, r in results.items()}) + damaged,
         )
 
     def control(self, progress: bool) -> tuple[dict, list[str]]:
@@ -237,28 +213,8 @@ def control_trend(control: dict, raw_eps: float) -> Trend:
     return fit_trend(sizes, gains, shared_draws=False)
 
 
-def _ends(results: dict[str, SweepResult]) -> tuple[str, str]:
-    """The first and the last eps."""
-    first, *_, last = [*results, *results]
-    return first, last
-
-
-def _measured(results: dict[str, SweepResult], step: int) -> list[Measured]:
-    found = []
-    for eps in _ends(results):
-        for term, size in TERMS:
-            for variable in ("x", "p", "theta"):
-                if fit := find_fit(results[eps], step, variable, term, size):
-                    theory = {"bias": "at most -1", "L": "at most -1/3", "H": "at most -1/2"}
-                    text = theory["bias"] if term == "bias" else theory[size]
-                    what = f"eps {eps}: {term} in {size}, {variable}, rms, step {step}"
-                    text = "no statement known to us" if variable == "theta" else text
-                    found.append(measured_fit(results[eps].fits, what, text, fit))
-    return found
-
-
 def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: Trend) -> str:
-    first, last = _ends(results)
+    (first, *_), (*_, last) = results, results
     parts = []
     for variable in ("x", "theta"):
         fits = [find_fit(results[eps], step, variable, "fluctuation", "L") for eps in (first, last)]
@@ -272,81 +228,28 @@ def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: T
         f"{', '.join(parts) or 'none could be fitted'}. The "
         f"limit's own error rises from {errors[0]:.0e} to {errors[1]:.0e}. On raw gradients, what "
         f"training does to the loss beside weight decay falls in L H with exponent "
-        f"{Measured.fit('', '', trend)}; at L H = {cell['L'] * cell['H']} the loss is "
+        f"{number_of(trend)}; at L H = {cell['L'] * cell['H']} the loss is "
         f"{np.mean(cell['raw']):.4f}, after weight decay alone {np.mean(cell['decayed']):.4f}, "
         f"trained on scaled gradients {np.mean(cell['scaled']):.4f}."
     )
 
 
-def exponents_figure(results: dict[str, SweepResult], step: int, words: str) -> Figure:
-    figure, axes = page(1, 3, 2.8, words)
-    guides = ((-1.0,), (-1 / 2, -1 / 3, -1 / 4), (-1 / 2, -1 / 4))
-    names = {-1.0: "−1", -1 / 2: "−1/2", -1 / 3: "−1/3", -1 / 4: "−1/4"}
-    for axis, (term, size), lines in zip(axes[0], TERMS, guides, strict=True):
-        for value in lines:
-            axis.axhline(value, color="0.6", lw=0.8, ls="--")
-            axis.annotate(
-                names[value],
-                (1.01, value),
-                xycoords=("axes fraction", "data"),
-                fontsize=SMALL,
-                color="0.35",
-                ha="left",
-                va="center",
-            )
-        for i, variable in enumerate(("x", "p", "theta")):
-            found = [
-                (float(eps) * (1.0 + 0.25 * (i - 1)), fit)
-                for eps, result in results.items()
-                if (fit := find_fit(result, step, variable, term, size))
-            ]
-            if not found:
-                continue
-            value = np.array([fit.exponent for _, fit in found])
-            ends = np.array([fit.interval for _, fit in found])
-            style = look(i)
-            axis.errorbar(
-                [eps for eps, _ in found],
-                value,
-                np.abs(ends.T - value),
-                ms=3,
-                lw=0.8,
-                fmt=style["marker"],
-                color=style["color"],
-                label=NAMES[variable],
-            )
-        axis.set_xscale("log")
-        label(axis, x="eps", y=f"exponent of the {term} in {size}")
-    low, high = axes[0, 0].get_ylim()
-    axes[0, 0].set_ylim(low, high + 0.25 * (high - low))
-    legend(axes[0, 0], loc="upper left")
-    return figure
-
-
 def control_figure(control: dict, trend: Trend, raw_eps: float) -> Figure:
     figure, axes = page(1, 2, 2.5, f"raw gradients with eps {raw_eps:g}, and scaled ones")
-    cells = control["cells"]
-    sizes = np.array([cell["L"] * cell["H"] for cell in cells], dtype=float)
+    cells = {cell["L"] * cell["H"]: cell for cell in control["cells"]}
     left, right = axes[0]
-    for i, name in enumerate(("scaled", "raw", "decayed")):
-        left.plot(
-            sizes,
-            [np.mean(cell[name]) for cell in cells],
-            **look(i),
-            ms=3,
-            lw=0.8,
-            label="weight decay alone" if name == "decayed" else name,
-        )
-    for i, name in ((0, "scaled"), (2, "decayed")):
-        left.axhline(control["limits"][name], color=look(i)["color"], lw=0.8, ls=":")
+    names = {"scaled": "scaled", "raw": "raw", "decayed": "weight decay alone"}
+    for i, (key, name) in enumerate(names.items()):
+        scatter(left, {s: np.mean(c[key]) for s, c in cells.items()}, look(i), name, lw=0.8)
+        if key in control["limits"]:
+            left.axhline(control["limits"][key], color=look(i)["color"], lw=0.8, ls=":")
     left.set_xscale("log")
     label(left, x="L H", y="loss after training")
     legend(left)
-    gains = [np.abs(np.subtract(cell["decayed"], cell["raw"])) for cell in cells]
-    style = look(1)
-    right.plot(sizes, [np.sqrt(np.mean(gain**2)) for gain in gains], **style, ms=3, lw=0)
-    fitted = sizes[raw_eps * sizes > 0.99 * LARGE]
-    right.plot(fitted, trend(fitted), color=style["color"], lw=0.8, label=f"slope {trend}")
+    gains = {s: root_mean_square(np.subtract(c["decayed"], c["raw"])) for s, c in cells.items()}
+    scatter(right, gains, look(1))
+    fitted = np.array([size for size in cells if raw_eps * size > 0.99 * LARGE], dtype=float)
+    right.plot(fitted, trend(fitted), color=look(1)["color"], lw=0.8, label=f"slope {trend}")
     right.set(xscale="log", yscale="log")
     label(right, x="L H", y="|raw loss − after weight decay alone|")
     legend(right)

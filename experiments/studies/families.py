@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ipslimit.checks import require_int
-from ipslimit.measure.rates import Trend, fit_slopes
+from ipslimit.measure.errors import root_mean_square
+from ipslimit.measure.rates import fit_slopes
 
-from ..plots import caption, cells_of
+from ..plots import cells_of
 from ..study import Setting
 from ..sweep import SweepResult
-from .base import ClauseStudy, sweep_notes
-from .panels import rms
+from .base import ClauseStudy, shared_caption, sweep_notes
+from .finding import number_in
 
-VARIABLES, NORMS, TERMS = ("x", "p"), ("rms", "sup"), ("fluctuation", "bias", "total")
+VARIABLES, TERMS = ("x", "p"), ("fluctuation", "bias", "total")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,32 +68,28 @@ class FamilyStudy(ClauseStudy):
         missed = [note for note in sweep_notes(named) if "tolerance" not in note]
         return near_the_floor(named, step) + missed
 
-    def words(self, *varied: str) -> str:
-        """The figures' caption: what is fixed, without what varies."""
-        words = caption(self.setting)
-        for part in varied:
-            words = words.replace(part, "")
+    def words(self, *settings: Setting) -> str:
         (depth,), (heads,) = self.sizes.depths, self.sizes.heads
-        return f"{words}; L={depth}, H={heads}, {self.problem_count} problems"
+        fixed = shared_caption(settings or (self.setting,))
+        return f"{fixed}; L={depth}, H={heads}, {self.problem_count} problems"
 
 
 def problem_errors(
     results: Sequence[Sequence[SweepResult]], step: int, variable: str, term: str, norm: str
 ) -> np.ndarray:
     """Errors (sizes, problems), each the root mean square over the seeds of its one cell."""
-    found = []
-    for problems in results:
-        row = []
-        for result in problems:
-            (errors,) = cells_of(result.rows, step, variable, norm)[term].values()
-            row.append(rms(errors))
-        found.append(row)
-    return np.array(found)
+    cells = [
+        [cells_of(result.rows, step, variable, norm)[term] for result in problems]
+        for problems in results
+    ]
+    return np.array([[root_mean_square(*cell.values()) for cell in row] for row in cells])
 
 
 def typical(errors: np.ndarray) -> float:
     """Geometric mean over problems, to which the slopes belong."""
-    return float(np.exp(np.mean(np.log(errors)))) if np.all(errors > 0) else rms(errors)
+    return (
+        float(np.exp(np.mean(np.log(errors)))) if np.all(errors > 0) else root_mean_square(errors)
+    )
 
 
 def near_the_floor(results: dict[str, SweepResult], step: int) -> list[str]:
@@ -101,7 +99,7 @@ def near_the_floor(results: dict[str, SweepResult], step: int) -> list[str]:
         floors = {(k, v): error for k, v, error in result.limit["errors"]}
         for variable in VARIABLES:
             (bias,) = cells_of(result.rows, step, variable)["bias"].values()
-            if rms(bias) < 10 * floors[step, variable]:
+            if root_mean_square(bias) < 10 * floors[step, variable]:
                 near.append(f"{variable} ({name})")
     if not near:
         return []
@@ -111,25 +109,31 @@ def near_the_floor(results: dict[str, SweepResult], step: int) -> list[str]:
     ]
 
 
-def size_trend(size: Sequence[int], errors: np.ndarray) -> Trend | None:
-    """Mean over problems of the slope over the sizes; None if nothing is to fit.
+def trend_row(about: dict, size: Sequence[int], errors: np.ndarray) -> dict:
+    """A row of a table: the slope over the sizes, its interval, and the errors at the ends.
 
-    The draws of a problem's seeds are averaged first: what scatters here is the problem, its
-    contexts, targets and atoms.
+    The slope is the mean over problems; none if nothing is to fit. The draws of a problem's seeds
+    are averaged first: what scatters here is the problem, its contexts, targets and atoms.
     """
-    if len(size) < 3 or errors.shape[1] < 2 or not np.all(np.nan_to_num(errors) > 0):
-        return None
-    return fit_slopes(size, errors)
-
-
-def trend_row(about: dict, size: Sequence[int], errors: np.ndarray, trend: Trend | None) -> dict:
-    """A row of a table: the slope, its interval, and the errors at the ends."""
     row = about | {"slope": None, "low": None, "high": None}
-    if trend is not None:
+    if len(size) > 2 and errors.shape[1] > 1 and np.all(np.nan_to_num(errors) > 0):
+        trend = fit_slopes(size, errors)
         row |= {"slope": trend.slope, "low": trend.interval[0], "high": trend.interval[1]}
-    means = [typical(errors[i]) for i in (0, -1)]
-    return row | {
-        f"error at {size[0]}": means[0],
-        f"error at {size[-1]}": means[1],
-        "problems": errors.shape[1],
-    }
+    ends = {f"error at {size[i]}": typical(errors[i]) for i in (0, -1)}
+    return row | ends | {"problems": errors.shape[1]}
+
+
+def row_of(table: list[dict], **criteria) -> dict:
+    """The one row with these values."""
+    (row,) = (r for r in table if all(r[key] == value for key, value in criteria.items()))
+    return row
+
+
+def problem_curves(
+    axis: Axes, size: Sequence[int], errors: np.ndarray, row: dict, name: str, **style
+) -> None:
+    """Every problem (thin), their geometric mean, and the slope that the table's row has."""
+    axis.plot(size, errors, color=style["color"], lw=0.4, alpha=0.4)
+    name += "" if row["slope"] is None else f": {number_in(row, 'slope')}"
+    means = [typical(e) for e in errors]
+    axis.plot(size, means, label=name, **{"ms": 3.5, "lw": 1.2} | style)

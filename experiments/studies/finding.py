@@ -51,6 +51,14 @@ class Measured:
         verdict = "" if share is None else str(share)
         return cls(what, theory, fit.exponent, tuple(fit.interval), kind, verdict)
 
+    @classmethod
+    def row(
+        cls, what: str, theory: str, row: dict, of: str = "exponent", kind: str = ""
+    ) -> Measured:
+        """Of a table's row that has `of` with its "low" and "high"."""
+        interval = None if row["low"] is None else (row["low"], row["high"])
+        return cls(what, theory, row[of], interval, kind or cls.kind)
+
     def holds(self, value: float) -> bool | None:
         """Whether the interval holds the value; None without an interval."""
         return None if self.interval is None else self.interval[0] <= value <= self.interval[1]
@@ -61,16 +69,29 @@ class Measured:
     @property
     def number(self) -> str:
         """The value and its interval as text."""
-        if self.interval is None:
-            return f"{self.value:.3g}"
-        # as many digits as the interval deserves, at least two decimals
-        width = self.interval[1] - self.interval[0]
-        digits = 2 if not 0 < width < 0.02 else min(4, 1 - math.floor(math.log10(width)))
-        # + 0.0: no minus sign before a zero
-        value, low, high = (
-            f"{round(v, digits) + 0.0:.{digits}f}" for v in (self.value, *self.interval)
-        )
-        return f"{value} [{low}, {high}]"
+        return number(self.value, *(self.interval or (None, None)))
+
+
+def number(value: float, low: float | None = None, high: float | None = None) -> str:
+    """A value and its interval as text: "-0.51 [-0.55, -0.47]"."""
+    if low is None or high is None:
+        return f"{value:.3g}"
+    # as many digits as the interval deserves, at least two decimals
+    width = high - low
+    digits = 2 if not 0 < width < 0.02 else min(4, 1 - math.floor(math.log10(width)))
+    # + 0.0: no minus sign before a zero
+    value, low, high = (f"{round(v, digits) + 0.0:.{digits}f}" for v in (value, low, high))
+    return f"{value} [{low}, {high}]"
+
+
+def number_of(fit: RateFit | Trend) -> str:
+    """A fit's exponent or slope and its interval as text."""
+    return Measured.fit("", "", fit).number
+
+
+def number_in(row: dict, of: str = "exponent") -> str:
+    """What a table's row has at `of`, with its "low" and "high", as text."""
+    return number(row[of], row["low"], row["high"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +100,12 @@ class Table:
 
     name: str
     title: str
-    columns: list[str]
     rows: list[dict]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the first row's values, which every row has."""
+        return list(self.rows[0]) if self.rows else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,26 +202,14 @@ def read_finding(folder: Path) -> dict:
 
 def as_dict(finding: Finding) -> dict:
     """The content of finding.json, but for what it was made with."""
-    plain = {
-        name: getattr(finding, name)
-        for name in (
-            "study",
-            "title",
-            "design",
-            "theory",
-            "sentence",
-            "notes",
-            "settings",
-            "numbers",
-        )
-    }
-    return plain | {
+    names = "study title design theory sentence notes settings numbers".split()
+    return {name: getattr(finding, name) for name in names} | {
         "measured": [dataclasses.asdict(m) | {"text": str(m)} for m in finding.measured],
-        "tables": [dataclasses.asdict(table) for table in finding.tables],
-        "pictures": [
-            {"file": f"{picture.name}.png", "caption": picture.caption}
-            for picture in finding.pictures
+        "tables": [
+            {"name": t.name, "title": t.title, "columns": t.columns, "rows": t.rows}
+            for t in finding.tables
         ],
+        "pictures": [{"file": f"{p.name}.png", "caption": p.caption} for p in finding.pictures],
     }
 
 

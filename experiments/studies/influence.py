@@ -5,25 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Annotated, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ipslimit.checks import require_real, resolve_device
+from ipslimit.checks import resolve_device
 from ipslimit.measure.rates import RateFits, fit_rates
 
+from ..frame.plot import label
 from ..frame.runner import progress_bar
-from ..plots import NAMES, caption, look
+from ..plots import NAMES, bars, look
 from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes, StudyError
-from .base import ClauseStudy
-from .finding import Finding, Measured, Picture, Table
-from .panels import label, legend_outside, page
+from .base import UNKNOWN, VARIABLES, ClauseStudy, require_distinct
+from .finding import Finding, Measured, Picture, Table, number_in, number_of
+from .panels import legend_outside, page
 from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
 
-VARIABLES = ("x", "p", "theta")
 Key = tuple[float, int, int]  # eps, L, H
 
 
@@ -60,13 +60,7 @@ class Influence(ClauseStudy):
 
     def check(self) -> None:
         super().check()
-        for eps in self.eps_values:
-            require_real("eps_values", eps, 0.0, include_low=False)
-        if not self.eps_values or len(set(self.eps_values)) < len(self.eps_values):
-            raise ValueError(
-                f"eps_values must be distinct, at least one; got {list(self.eps_values)}. "
-                "Name each once."
-            )
+        require_distinct("eps_values", self.eps_values)
         if not self.setting.exact:
             raise ValueError(
                 "law must be atoms, where a redrawn head is one count that moves; got "
@@ -90,76 +84,28 @@ class Influence(ClauseStudy):
             if (found := _mean_row(done, eps, step, v, least))
         ]
         diverged = sum(content["diverged"] for content in done.values())
-        words = caption(self.setting, without=("eps",))
-        words += f"; {self.sizes.seeds} seeds"
-        columns = [
-            "eps",
-            "L",
-            "H",
-            "step",
-            "variable",
-            "rms",
-            "largest",
-            "variance",
-            "bound",
-            "ratio",
-            "low",
-            "high",
-            "mean",
-            "mean_error",
-        ]
-        tables = [
-            Table(
-                "influence",
-                "L H times the influence of one head; variance and its bound",
-                columns,
-                rows,
-            ),
-            Table(
-                "exponents",
-                "Exponents of the rms influence",
-                ["eps", "step", "variable", "in", "exponent", "low", "high"],
-                _exponent_rows(fits),
-            ),
-            Table(
-                "means",
-                "Exponents of the mean error",
-                [
-                    "eps",
-                    "step",
-                    "variable",
-                    "from L H",
-                    "exponent",
-                    "low",
-                    "high",
-                    "cells seen",
-                    "cells",
-                    "misfit",
-                    "constant",
-                ],
-                means,
-            ),
-        ]
+        words = self.words(*(self.setting.varied(eps=eps) for eps in self.eps_values))
+        first, *_, last = [*self.eps_values, *self.eps_values]
         return self.finding(
             sentence(rows, fits, means, self.setting.recorded),
             measured=measured(rows, fits, means, self.setting.recorded),
-            tables=[table for table in tables if table.rows],
+            tables=[
+                Table(
+                    "influence", "L H times the influence of one head; variance and its bound", rows
+                ),
+                Table("exponents", "Exponents of the rms influence", _exponent_rows(fits)),
+                Table("means", "Exponents of the mean error", means),
+            ],
             pictures=[
                 Picture(
                     "influence",
                     figure(rows, means, words),
-                    (
-                        "Above: L H times the change when one head of a seed is redrawn; points: "
-                        "root mean "
-                        "square over seeds, crosses: the largest. Below, of x: the variance over "
-                        "seeds "
-                        "(points) beside Efron and Stein's bound (lines; mean over cells of one "
-                        "L H); "
-                        "their ratio with 95 % intervals; the mean error times L H, where it "
-                        "exceeds "
-                        "twice its standard error, and its fit. Filled: eps "
-                        f"{self.eps_values[0]:g}; open: eps {self.eps_values[-1]:g}."
-                    ),
+                    "Above: L H times the change when one head of a seed is redrawn; points: root "
+                    "mean square over seeds, crosses: the largest. Below, of x: the variance over "
+                    "seeds (points) beside Efron and Stein's bound (lines; mean over cells of one "
+                    "L H); their ratio with 95 % intervals; the mean error times L H, where it "
+                    f"exceeds twice its standard error, and its fit. Filled: eps {first:g}; open: "
+                    f"eps {last:g}.",
                 )
             ],
             numbers={
@@ -215,7 +161,7 @@ def _summary(eps: float, depth: int, heads: int, row: dict) -> dict:
     found = {"eps": eps, "L": depth, "H": heads, "step": row["step"], "variable": row["variable"]}
     change = float(np.mean(row["change"]))
     found |= {"rms": size * math.sqrt(change), "largest": size * row["largest"]}
-    found |= dict.fromkeys(("variance", "bound", "ratio", "low", "high", "mean", "mean_error"))
+    found |= dict.fromkeys("variance bound ratio low high mean mean_error".split())
     if row["variable"] == "theta" or not change:
         return found
     found |= {"variance": float(np.mean(row["deviation"])), "bound": size * change / 2}
@@ -262,30 +208,28 @@ def _mean_row(
     done: dict[Key, dict], eps: float, step: int, variable: str, least: int
 ) -> dict | None:
     """The exponent of the mean error in L H, over the cells with L H of `least` or more."""
-    sizes, squares = [], []
-    for (e, depth, heads), content in done.items():
-        for row in content["rows"]:
-            key = (e, row["step"], row["variable"])
-            if key == (eps, step, variable) and depth * heads >= least:
-                sizes.append([depth * heads])
-                squares.append(mean_square(row))
-    found = fit_mean(np.array(sizes), squares) if sizes else None
+    squares = {
+        (depth, heads): mean_square(row)
+        for (e, depth, heads), content in done.items()
+        for row in content["rows"]
+        if (e, row["step"], row["variable"]) == (eps, step, variable) and depth * heads >= least
+    }
+    sizes = [[depth * heads] for depth, heads in squares]
+    found = fit_mean(np.array(sizes), list(squares.values())) if sizes else None
     if found is None:
         return None
     (exponent,), (half,) = found["exponents"], found["half"]
-    return {
-        "eps": eps,
-        "step": step,
-        "variable": variable,
-        "from L H": min(sizes)[0],
-        "exponent": exponent,
-        "low": exponent - half,
-        "high": exponent + half,
-        "cells seen": found["seen"],
-        "cells": found["cells"],
-        "misfit": found["misfit"],
-        "constant": found["constant"],
-    }
+    about = {"eps": eps, "step": step, "variable": variable, "from L H": min(sizes)[0]}
+    about |= {"exponent": exponent, "low": exponent - half, "high": exponent + half}
+    seen = {"cells seen": found["seen"], "cells": found["cells"]}
+    return about | seen | {name: found[name] for name in ("misfit", "constant")}
+
+
+def _over_cells(what: str, theory: str, values: Sequence[float]) -> list[Measured]:
+    """Their mean and range, where there are any."""
+    ends = (min(values), max(values)) if values else None
+    kind = "range over cells"
+    return [Measured(what, theory, float(np.mean(values)), ends, kind)] if values else []
 
 
 def measured(rows, fits, means, steps: Sequence[int]) -> list[Measured]:
@@ -293,70 +237,43 @@ def measured(rows, fits, means, steps: Sequence[int]) -> list[Measured]:
     for eps, fit in fits.items():
         for step in steps:
             for variable in VARIABLES:
-                own = [
-                    r["rms"]
-                    for r in rows
-                    if (r["eps"], r["step"], r["variable"]) == (eps, step, variable) and r["rms"]
-                ]
-                if own:
-                    found.append(
-                        Measured(
-                            f"eps {eps:g}: L H times rms influence, {variable}, step {step}",
-                            "bounded",
-                            float(np.mean(own)),
-                            (min(own), max(own)),
-                            "range over cells",
-                        )
-                    )
+                what = f"eps {eps:g}: L H times rms influence, {variable}, step {step}"
+                own = [r["rms"] for r in _chosen(rows, eps, variable, step) if r["rms"]]
+                found += _over_cells(what, "bounded", own)
         for variable in VARIABLES:
             for size in "LH":
                 if f := _fit(fit, steps[-1], variable, size):
-                    found.append(
-                        Measured.fit(
-                            f"eps {eps:g}: rms influence in {size}, {variable}, step {steps[-1]}",
-                            "no statement known to us" if variable == "theta" else "-1",
-                            f,
-                        )
-                    )
+                    what = f"eps {eps:g}: rms influence in {size}, {variable}, step {steps[-1]}"
+                    found.append(Measured.fit(what, UNKNOWN if variable == "theta" else "-1", f))
         for variable in "xp":
-            ratios = [
-                r["ratio"]
-                for r in rows
-                if (r["eps"], r["variable"]) == (eps, variable) and r["ratio"] is not None
-            ]
-            if ratios:
-                found.append(
-                    Measured(
-                        f"eps {eps:g}: variance over its bound, {variable}, all steps",
-                        "at most 1",
-                        float(np.mean(ratios)),
-                        (min(ratios), max(ratios)),
-                        "range over cells",
-                    )
-                )
-    for row in means:
-        found.append(
-            Measured(
-                f"eps {row['eps']:g}: mean error in L H from {row['from L H']} on, "
-                f"{row['variable']}, step {row['step']}",
-                "-1 for smooth updates",
-                row["exponent"],
-                (row["low"], row["high"]),
-            )
+            what = f"eps {eps:g}: variance over its bound, {variable}, all steps"
+            own = [r["ratio"] for r in _chosen(rows, eps, variable) if r["ratio"] is not None]
+            found += _over_cells(what, "at most 1", own)
+    return found + [
+        Measured.row(
+            f"eps {row['eps']:g}: mean error in L H from {row['from L H']} on, "
+            f"{row['variable']}, step {row['step']}",
+            "-1 for smooth updates",
+            row,
         )
-    return found
+        for row in means
+    ]
+
+
+def _chosen(rows: list[dict], eps: float, variable: str, step: int | None = None) -> list[dict]:
+    return [
+        row
+        for row in rows
+        if (row["eps"], row["variable"]) == (eps, variable) and step in (None, row["step"])
+    ]
 
 
 def sentence(rows, fits, means, steps: Sequence[int]) -> str:
     parts = []
     for eps, fit in fits.items():
-        own = [
-            r["rms"] for r in rows if (r["eps"], r["step"], r["variable"]) == (eps, steps[-1], "x")
-        ]
+        own = [r["rms"] for r in _chosen(rows, eps, "x", steps[-1])]
         texts = [
-            f"in {size} {Measured.fit('', '', f)}"
-            for size in "LH"
-            if (f := _fit(fit, steps[-1], "x", size))
+            f"in {size} {number_of(f)}" for size in "LH" if (f := _fit(fit, steps[-1], "x", size))
         ]
         if own:
             parts.append(
@@ -377,8 +294,7 @@ def sentence(rows, fits, means, steps: Sequence[int]) -> str:
             "lies above 1. "
         )
     seen = [
-        f"{Measured('', '', m['exponent'], (m['low'], m['high']))} from L H = "
-        f"{m['from L H']} on at eps {m['eps']:g}, step {m['step']}"
+        f"{number_in(m)} from L H = {m['from L H']} on at eps {m['eps']:g}, step {m['step']}"
         for m in means
         if m["variable"] == "x"
     ]
@@ -387,91 +303,44 @@ def sentence(rows, fits, means, steps: Sequence[int]) -> str:
 
 def figure(rows: list[dict], means: list[dict], words: str) -> Figure:
     out, axes = page(2, 3, 2.7, words)
-    groups = _groups(rows)
-    for axis, variable in zip(axes[0], VARIABLES, strict=True):
-        _changes(axis, [r for r in rows if r["variable"] == variable and r["rms"]], groups)
-        label(axis, y="L H × change", title=NAMES[variable])
-    own = [r for r in rows if r["variable"] == "x" and r["ratio"] is not None]
     spread, ratio, mean = axes[1]
     ratio.axhline(1.0, color="0.6", lw=0.8)
-    for row, style, shift in _styled(own, groups):
-        size = row["L"] * row["H"]
-        spread.plot([size * shift], [row["variance"]], **style)
-        ratio.errorbar(
-            [size * shift],
-            [row["ratio"]],
-            [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]],
-            lw=0.6,
-            **style,
-        )
-        if row["mean"] is not None:
-            mean.errorbar([size * shift], [row["mean"]], [row["mean_error"]], lw=0.6, **style)
-    for eps, step, style in groups:
-        line = {"color": style["color"], "lw": 0.7, "ls": "-" if _first(style) else ":"}
-        bounds: dict[int, list[float]] = {}
-        for r in own:
-            if (r["eps"], r["step"]) == (eps, step):
-                bounds.setdefault(r["L"] * r["H"], []).append(r["bound"])
-        sizes = sorted(bounds)
-        spread.plot(sizes, [np.mean(bounds[size]) for size in sizes], **line)
-        for m in means:
-            key = (m["eps"], m["step"], m["variable"], m["from L H"])
-            if key == (eps, step, "x", sizes[0]):
-                ends = np.array([sizes[0], sizes[-1]], dtype=float)
+    values, steps = (list(dict.fromkeys(r[name] for r in rows)) for name in ("eps", "step"))
+    for i, (eps, step) in enumerate(product(values, sorted(steps))):
+        # a colour a step, filled for the first eps; groups at one size stand side by side
+        style = look(sorted(steps).index(step)) | {"ms": 3.2, "ls": "none", "mew": 0.7}
+        style["mfc"] = style["color"] if eps == values[0] else "white"
+        line = {"color": style["color"], "lw": 0.7, "ls": "-" if eps == values[0] else ":"}
+
+        def sizes(own: list[dict], shift=1.06**i) -> list[float]:
+            return [row["L"] * row["H"] * shift for row in own]
+
+        cross = {"marker": "x", "ms": 2.6, "mew": 0.6, "ls": "none", "alpha": 0.5}
+        for axis, variable in zip(axes[0], VARIABLES, strict=True):
+            own = [row for row in _chosen(rows, eps, variable, step) if row["rms"]]
+            name = f"step {step}, eps {eps:g}"
+            axis.plot(sizes(own), [row["rms"] for row in own], label=name, **style)
+            axis.plot(sizes(own), [row["largest"] for row in own], color=style["color"], **cross)
+        own = [row for row in _chosen(rows, eps, "x", step) if row["ratio"] is not None]
+        spread.plot(sizes(own), [row["variance"] for row in own], **style)
+        every = sorted({row["L"] * row["H"] for row in own})
+        bounds = [np.mean([r["bound"] for r in own if r["L"] * r["H"] == s]) for s in every]
+        spread.plot(every, bounds, **line)
+        ends = [(row["low"], row["high"]) for row in own]
+        bars(ratio, sizes(own), [row["ratio"] for row in own], ends, style, lw=0.6)
+        seen = [row for row in own if row["mean"] is not None]
+        ends = [(r["mean"] - r["mean_error"], r["mean"] + r["mean_error"]) for r in seen]
+        bars(mean, sizes(seen), [row["mean"] for row in seen], ends, style, lw=0.6)
+        for m in _chosen(means, eps, "x", step):
+            if m["from L H"] == every[0]:
+                ends = np.array([every[0], every[-1]], dtype=float)
                 mean.plot(ends, m["constant"] * ends ** (1 + m["exponent"]), **line)
-    for axis, name in (
-        (spread, "variance over seeds"),
-        (ratio, "variance / bound"),
-        (mean, "L H × mean error"),
-    ):
+    for axis, variable in zip(axes[0], VARIABLES, strict=True):
+        axis.set(xscale="log", yscale="log")
+        label(axis, x="L H", y="L H × change", title=NAMES[variable])
+    names = ("variance over seeds", "variance / bound", "L H × mean error")
+    for axis, name in zip(axes[1], names, strict=True):
         axis.set(xscale="log", yscale="linear" if axis is ratio else "log")
         label(axis, x="L H", y=name)
     legend_outside(out, axes[0, 0])
     return out
-
-
-def _groups(rows: list[dict]) -> list[tuple[float, int, dict]]:
-    """(eps, step, style) of every group: a colour a step, filled for the first eps."""
-    values = list(dict.fromkeys(r["eps"] for r in rows))
-    steps = sorted({r["step"] for r in rows})
-    groups = []
-    for eps in values:
-        for step in steps:
-            style = look(steps.index(step)) | {"ms": 3.2, "ls": "none", "mew": 0.7}
-            style["mfc"] = style["color"] if eps == values[0] else "white"
-            groups.append((eps, step, style))
-    return groups
-
-
-def _first(style: dict) -> bool:
-    """Whether a group is of the first eps, which is drawn filled."""
-    return style["mfc"] == style["color"]
-
-
-def _styled(rows: list[dict], groups: list):
-    """(row, style, factor): points of different groups at one size stand side by side."""
-    for i, (eps, step, style) in enumerate(groups):
-        for row in rows:
-            if (row["eps"], row["step"]) == (eps, step):
-                yield row, style, 1.06**i
-
-
-def _changes(axis: Axes, rows: list[dict], groups: list) -> None:
-    named = set()
-    for row, style, shift in _styled(rows, groups):
-        size = row["L"] * row["H"] * shift
-        name = f"step {row['step']}, eps {row['eps']:g}"
-        axis.plot([size], [row["rms"]], **style, label=None if name in named else name)
-        axis.plot(
-            [size],
-            [row["largest"]],
-            marker="x",
-            ms=2.6,
-            mew=0.6,
-            ls="none",
-            color=style["color"],
-            alpha=0.5,
-        )
-        named.add(name)
-    axis.set(xscale="log", yscale="log")
-    label(axis, x="L H")

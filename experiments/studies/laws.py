@@ -7,24 +7,20 @@ from typing import Annotated, ClassVar
 
 from matplotlib.figure import Figure
 
-from ..plots import BIAS, NAMES, caption, cells_of, legend_below, log_axes, look, series
+from ipslimit.measure.errors import root_mean_square
+
+from ..frame.plot import label
+from ..plots import NAMES, biases, cells_of, fluctuations, legend_below, log_axes
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
+from .base import BOUND, NORMS, find_fit, notes_of, told
 from .finding import Finding, Picture, Table, counted_steps
-from .panels import label, page, rms
-from .rates import refusals
-
-LAWS = ("xavier", "truncated-normal")
-TERMS = {
-    ("bias", "L"): "at most -1",
-    ("fluctuation", "L"): "at most -1/3",
-    ("fluctuation", "H"): "at most -1/2",
-}
+from .panels import page
+from .varied import VariedStudy
 
 
 @dataclasses.dataclass(frozen=True)
-class Laws(ClauseStudy):
+class Laws(VariedStudy):
     """Do laws with a density show the rates that laws of finitely many atoms show?
 
     Their limit is taken over scrambled-Sobol nodes in antithetic pairs, whose error is estimated
@@ -40,7 +36,8 @@ class Laws(ClauseStudy):
     """Largest error wanted of the limit's x and p."""
 
     NAME: ClassVar[str] = "laws"
-    VARIED: ClassVar[dict[str, str]] = {"law": "It runs xavier and truncated-normal."}
+    VARY: ClassVar[str] = "law"
+    VALUES: ClassVar[tuple[str, ...]] = ("xavier", "truncated-normal")
     TITLE: ClassVar[str] = "Rates for sampled laws"
     THEORY: ClassVar[str] = (
         "The theorem asks of the initial law compact support only, so the rates are those of any "
@@ -58,73 +55,44 @@ class Laws(ClauseStudy):
             )
 
     def find(self, progress: bool = True) -> Finding:
-        settings = [self.setting.varied(law=law) for law in LAWS]
-        found = self.sweep([self.study(setting) for setting in settings], progress)
-        results = dict(zip(LAWS, found, strict=True))
-        steps = self.setting.recorded
-        columns, rows = fit_rows(results, "law")
+        results = self.results(progress)
+        *_, step = self.setting.recorded
         floors = [
             floor_row(name, result, step, v, n)
             for name, result in results.items()
-            for step in steps
+            for step in self.setting.recorded
             for v in "xp"
-            for n in ("rms", "sup")
+            for n in NORMS
         ]
-        measured = []
-        for name, result in results.items():
-            for (term, size), theory in TERMS.items():
-                for variable in "xp":
-                    if fit := find_fit(result, steps[-1], variable, term, size):
-                        what = f"{name}: {term} in {size}, {variable}, rms, step {steps[-1]}"
-                        measured.append(measured_fit(result.fits, what, theory, fit))
         nodes = ", ".join(f"{name} {result.limit['nodes']}" for name, result in results.items())
-        words = caption(settings[0]).replace("; xavier", "") + f"; {self.sizes.seeds} seeds"
-        return self.finding(
-            sentence(results, steps[-1], floors),
-            measured=measured,
-            tables=[
-                Table("exponents", "Exponents", columns, rows),
-                Table(
-                    "floors",
-                    "Quadrature error, and the smallest fluctuation measured",
-                    list(floors[0]),
-                    floors,
-                ),
-            ],
+        title = "Quadrature error, and the smallest fluctuation measured"
+        return self.compared(
+            results,
+            sentence(results, step, floors),
+            tables=[Table("floors", title, floors)],
             pictures=[
                 Picture(
                     "laws",
-                    figure(results, steps[-1], words),
-                    (
-                        f"Bias and fluctuation at step {steps[-1]} (rms). Dotted: the quadrature "
-                        "error of "
-                        f"the limit's nodes ({nodes}); grey: three times it, below which "
-                        "fluctuations are "
-                        "not fitted (the bias, of which it moves the constant only, may lie "
-                        "there). "
-                        "Bands are the middle half of the seeds, lines the fits."
-                    ),
+                    figure(results, step, self.words(*self.settings().values())),
+                    f"Bias and fluctuation at step {step} (rms). Dotted: the quadrature error of "
+                    f"the limit's nodes ({nodes}); grey: three times it, below which fluctuations "
+                    "are not fitted (the bias, of which it moves the constant only, may lie "
+                    "there). Bands are the middle half of the seeds, lines the fits.",
                 )
             ],
-            numbers={name: result.as_dict() for name, result in results.items()},
-            notes=sweep_notes(results)
-            + [
-                f"{name}: {why}"
-                for name, result in results.items()
-                for why in refusals(result, variables="xp")
-            ],
+            notes=notes_of(results, variables="xp"),
         )
 
 
 def quadrature(result: SweepResult, step: int, variable: str, norm: str = "rms") -> float:
     """The quadrature error as the fits use it: root mean square over scramblings."""
     (errors,) = cells_of(result.rows, step, variable, norm)["quadrature"].values()
-    return rms(errors)
+    return root_mean_square(errors)
 
 
 def floor_row(name: str, result: SweepResult, step: int, variable: str, norm: str) -> dict:
     cells = cells_of(result.rows, step, variable, norm)["fluctuation"]
-    smallest = min(rms(errors) for errors in cells.values())
+    smallest = min(map(root_mean_square, cells.values()))
     floor = quadrature(result, step, variable, norm)
     return {
         "law": name,
@@ -140,7 +108,7 @@ def floor_row(name: str, result: SweepResult, step: int, variable: str, norm: st
 def sentence(results: dict[str, SweepResult], step: int, floors: list[dict]) -> str:
     parts = []
     for name, result in results.items():
-        fits = [find_fit(result, step, "x", *what) for what in TERMS]
+        fits = [find_fit(result, step, "x", *what) for what in BOUND]
         if None in fits:
             parts.append(f"{name}: not all exponents of x could be fitted")
             continue
@@ -166,24 +134,13 @@ def figure(results: dict[str, SweepResult], step: int, words: str) -> Figure:
 
 def _draw(axes, result: SweepResult, step: int, variable: str, name: str) -> None:
     """One law and variable: in L with the bias, and in H."""
-    cells = cells_of(result.rows, step, variable)
-    every = cells["fluctuation"]
-    fits = result.fits.select(step=step, variable=variable, norm="rms", term="fluctuation")
-    depths, heads = (sorted(set(column)) for column in zip(*every, strict=True))
-    floor = quadrature(result, step, variable)
-    for axis, of, other, sizes in ((axes[0], "L", "H", heads), (axes[1], "H", "L", depths)):
-        for i, at in enumerate(sizes):
-            points = {
-                (d if of == "L" else h): e
-                for (d, h), e in every.items()
-                if (h if of == "L" else d) == at
-            }
-            fit = [f for f in fits if (f.size, f.at) == (of, at)]
-            series(axis, points, fit[0] if fit else None, look(i), f"{other}={at:g}")
+    cells, floor = cells_of(result.rows, step, variable), quadrature(result, step, variable)
+    fits = result.fits.select(step=step, variable=variable, norm="rms", set="train")
+    for axis, of in zip(axes, "LH", strict=True):
+        sizes = fluctuations(axis, cells, fits, of)
         if of == "L":
-            bias = {depth: e for (depth, _), e in cells["bias"].items()}
-            series(axis, bias, find_fit(result, step, variable, "bias", "L"), BIAS, "bias")
-        log_axes(axis, depths if of == "L" else heads)
+            biases(axis, cells, fits)
+        log_axes(axis, sizes)
         axis.axhline(floor, color="0.4", lw=0.8, ls=":", label="quadrature error")
         legend_below(axis, columns=2)
         axis.axhspan(axis.get_ylim()[0], 3 * floor, color="0.93", lw=0, zorder=0)

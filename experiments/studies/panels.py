@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plots import SMALL, TEXT, look
+from ipslimit.measure.errors import root_mean_square
 
-WIDTH = 7.2  # inches of a page
+from ..frame import plot
+from ..frame.plot import label
+from ..plots import SMALL, TEXT, fraction, look
+from .base import GUIDES
+from .finding import Measured
 
 
 def page(
     rows: int, columns: int, height: float, title: str, **options
 ) -> tuple[Figure, np.ndarray]:
     """A figure of the page's width and its axes (rows, columns); `height` is that of a row."""
-    figure = Figure(figsize=(WIDTH, height * rows + 0.3), dpi=200, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    for axis in axes.flat:
-        axis.tick_params(labelsize=SMALL, which="both")
+    figure, axes = plot.page(rows, columns, height * rows + 0.3, **options)
     figure.suptitle(title, fontsize=TEXT)
     return figure, axes
-
-
-def label(axis: Axes, x: str | None = None, y: str | None = None, title: str | None = None) -> None:
-    """Names of the axes and the panel, in the figures' size of text."""
-    if x is not None:
-        axis.set_xlabel(x, fontsize=TEXT)
-    if y is not None:
-        axis.set_ylabel(y, fontsize=TEXT)
-    if title is not None:
-        axis.set_title(title, fontsize=TEXT)
 
 
 def legend(axis: Axes, **options) -> None:
@@ -43,67 +33,45 @@ def legend(axis: Axes, **options) -> None:
 def legend_outside(figure: Figure, axis: Axes) -> None:
     """The legend of one panel, which serves them all, below the figure."""
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=len(labels),
-        fontsize=SMALL,
-        frameon=False,
-    )
+    place = {"loc": "outside lower center", "ncols": min(len(labels), 6)}
+    figure.legend(handles, labels, fontsize=SMALL, frameon=False, **place)
 
 
-def rms(errors: np.ndarray) -> float:
-    """Root mean square of the finite errors (diverged runs are counted elsewhere)."""
-    kept = np.asarray(errors, dtype=float)
-    kept = kept[np.isfinite(kept)]
-    return math.sqrt(np.mean(kept**2)) if len(kept) else math.nan
-
-
-def curve(
-    axis: Axes,
-    sizes: Sequence[float],
-    errors: Sequence[np.ndarray],
-    index: int,
-    name: str,
-    **options,
-) -> None:
+def curve(axis: Axes, points: dict, style: dict, name: str, **options) -> None:
     """rms over seeds against a size, with the middle half of the seeds as a band."""
-    style = look(index) | {"ms": 3, "lw": 0.8} | options
-    axis.plot(sizes, [rms(e) for e in errors], **style, label=name)
+    sizes, errors = list(points), list(points.values())
+    style = style | {"ms": 3, "lw": 0.8} | options
+    axis.plot(sizes, list(map(root_mean_square, errors)), **style, label=name)
     if all(len(e) > 3 for e in errors):
-        low, high = (
-            [np.nanquantile(np.where(np.isfinite(e), e, np.nan), q) for e in errors]
-            for q in (0.25, 0.75)
-        )
+        kept = [np.where(np.isfinite(e), e, np.nan) for e in errors]
+        low, high = ([np.nanquantile(e, q) for e in kept] for q in (0.25, 0.75))
         axis.fill_between(sizes, low, high, color=style["color"], alpha=0.15, lw=0)
 
 
+def scatter(axis: Axes, values: dict, style: dict, name: str | None = None, **options) -> None:
+    """Values by size, as points."""
+    style = {"ms": 3, "lw": 0} | style | options
+    axis.plot(list(values), list(values.values()), label=name, **style)
+
+
 def dots(
-    axis: Axes, groups: dict[str, list], names: Sequence[str], guides: dict[float, str]
+    axis: Axes, groups: dict[str, list], names: Sequence[str], guides: Sequence[float]
 ) -> None:
     """Values with intervals, side by side: one row a name, one colour a group.
 
     Parameters
     ----------
     groups : dict group -> list of `Measured` or None, one a name
-    guides : dict value -> text
+    guides : sequence of values
         Vertical lines of theory.
     """
-    for value, text in guides.items():
+    for value in guides:
         axis.axvline(value, color="0.6", lw=0.8, ls="--")
-        axis.annotate(
-            text,
-            (value, 1.0),
-            xycoords=("data", "axes fraction"),
-            fontsize=SMALL,
-            color="0.35",
-            ha="center",
-            va="bottom",
-        )
+        place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+        axis.annotate(fraction(value), (value, 1.0), fontsize=SMALL, color="0.35", **place)
     count = len(groups)
     for i, (group, values) in enumerate(groups.items()):
-        style, shift = look(i), (i - (count - 1) / 2) * 0.7 / count
+        style, shift = look(i, count), (i - (count - 1) / 2) * 0.7 / count
         for j, value in enumerate(values):
             if value is None:
                 continue
@@ -114,3 +82,29 @@ def dots(
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(labelsize=SMALL)
+
+
+def exponents_figure(
+    find: Callable, terms: Sequence[tuple[str, str]], groups: dict, cases: dict, words: str
+) -> Figure:
+    """Exponents with intervals; a panel a term, one colour a group, one row a case.
+
+    Parameters
+    ----------
+    find : callable
+        find(group, case, term, size) is a fit over all cells, or None where it was refused.
+    groups, cases : dict text -> what `find` is to be asked with
+    """
+    figure, axes = page(1, len(terms), 0.3 * len(cases) + 0.9, words, sharey=True)
+    for axis, term in zip(axes[0], terms, strict=True):
+        found = {
+            name: [
+                (fit := find(group, case, *term)) and Measured.fit("", "", fit)
+                for case in cases.values()
+            ]
+            for name, group in groups.items()
+        }
+        dots(axis, found, list(cases), GUIDES[term])
+        label(axis, x="exponent of the {} in {}".format(*term))
+    legend_outside(figure, axes[0, 0])
+    return figure

@@ -8,36 +8,41 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
+from ipslimit.measure.errors import root_mean_square
+
+from ..frame.plot import label, ticks_at
 from ..plots import (
-    BIAS,
     NAMES,
     SMALL,
     TEXT,
-    caption,
+    biases,
     cells_of,
+    fluctuations,
     legend_below,
     log_axes,
     look,
-    series,
     triangle,
 )
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
+from .base import (
+    BOUND,
+    NORMS,
+    UNKNOWN,
+    VARIABLES,
+    ClauseStudy,
+    find_fit,
+    fit_rows,
+    measured_fit,
+    notes_of,
+    told,
+)
 from .finding import Finding, Measured, Picture, Table, counted_steps
-from .panels import dots, label, legend_outside, page, rms
+from .panels import exponents_figure, legend_outside, page
 
-VARIABLES = ("x", "p", "theta")
-NORMS = ("rms", "sup")
-# What is proved: at initialisation by [C], after training bounds by [GR]; (term, in) -> text.
+# What is proved at initialisation, by [C]: (term, in) -> text.
 PROVED = {("bias", "L"): "-1", ("fluctuation", "L"): "-1/2", ("fluctuation", "H"): "-1/2"}
-BOUND = {
-    ("bias", "L"): "at most -1",
-    ("fluctuation", "L"): "at most -1/3",
-    ("fluctuation", "H"): "at most -1/2",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,104 +67,77 @@ class Rates(ClauseStudy):
 
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting)], progress)
-        steps = self.setting.recorded
+        steps, words = self.setting.recorded, self.words()
         crossing = [c for step in steps for v in "xp" if (c := crossover(result, step, v))]
-        columns, rows = fit_rows({"": result}, "sweep")
-        tables = [
-            Table("exponents", "Exponents", columns[1:], [_without(row, "sweep") for row in rows]),
-            Table(
-                "crossover",
-                "Where bias equals fluctuation: H = h0 L^g",
-                list(crossing[0]),
-                crossing,
-            )
-            if crossing
-            else None,
-        ]
-        words = caption(self.setting) + f"; {self.sizes.seeds} seeds"
-        pictures = [
-            Picture(
-                "exponents",
-                exponents_figure(result, steps, words),
-                (
-                    "Exponents over all cells with 95 % intervals (fit ranges for the bias). "
-                    "Dashed: theory."
-                ),
-            ),
-            Picture(
-                "curves",
-                curves_figure(result, steps[-1], words),
-                (
-                    f"Errors at step {steps[-1]} against depth: bias, and fluctuation at every H; "
-                    "bands are the middle half of the seeds, lines the fits over their window."
-                ),
-            ),
-            Picture(
-                "collapse",
-                collapse_figure(result, steps, words),
-                (
-                    "All cells against L H, scaled to the value that the first step's "
-                    "fluctuation has "
-                    "at L H = 1: where the fluctuation depends on L H alone and falls like its "
-                    "square root, points of one step lie on one horizontal line."
-                ),
-            ),
-            Picture(
-                "crossover",
-                crossover_figure(result, steps, words),
-                (
-                    "Fluctuation over bias (rms). White circles: cells where the bias is larger. "
-                    "Line: "
-                    "both are equal according to the fits."
-                ),
-            ),
-        ]
+
+        def find(norm: str, case: tuple, term: str, size: str):
+            variable, step = case
+            return find_fit(result, step, variable, term, size, norm)
+
+        cases = {
+            f"{v}, step {s}": (v, s) for v in VARIABLES for s in steps if (v, s) != ("theta", 0)
+        }
+        norms = {norm: norm for norm in NORMS}
         return self.finding(
             sentence(result, steps),
             measured=measured(result, (steps[0], steps[-1])),
-            tables=[table for table in tables if table],
-            pictures=pictures,
+            tables=[
+                Table("exponents", "Exponents", fit_rows({"": result})),
+                Table("crossover", "Where bias equals fluctuation: H = h0 L^g", crossing),
+            ],
+            pictures=[
+                Picture(
+                    "exponents",
+                    exponents_figure(find, list(PROVED), norms, cases, words),
+                    "Exponents over all cells with 95 % intervals (fit ranges for the bias). "
+                    "Dashed: theory.",
+                ),
+                Picture(
+                    "curves",
+                    curves_figure(result, steps[-1], words),
+                    f"Errors at step {steps[-1]} against depth: bias, and fluctuation at every H; "
+                    "bands are the middle half of the seeds, lines the fits over their window.",
+                ),
+                Picture(
+                    "collapse",
+                    collapse_figure(result, steps, words),
+                    "All cells against L H, scaled to the value that the first step's fluctuation "
+                    "has at L H = 1: where the fluctuation depends on L H alone and falls like its "
+                    "square root, points of one step lie on one horizontal line.",
+                ),
+                Picture(
+                    "crossover",
+                    crossover_figure(result, steps, words),
+                    "Fluctuation over bias (rms). White circles: cells where the bias is larger. "
+                    "Line: both are equal according to the fits.",
+                ),
+            ],
             numbers={"rates": result.as_dict(), "crossover": crossing},
-            notes=sweep_notes({"": result}) + refusals(result),
+            notes=notes_of({"": result}),
         )
-
-
-def _without(row: dict, name: str) -> dict:
-    return {key: value for key, value in row.items() if key != name}
 
 
 def theory_of(step: int, variable: str, term: str, size: str) -> str:
     """The exponent that is proved, or bounded, as text."""
     if variable == "theta":
-        return "no statement known to us"
+        return UNKNOWN
     return (PROVED if step == 0 else BOUND)[term, size]
 
 
-def measured(result: SweepResult, steps, norms=NORMS, variables=VARIABLES) -> list[Measured]:
+def measured(result: SweepResult, steps) -> list[Measured]:
     """Every exponent over all cells, on the training contexts."""
-    found = []
-    for term, size in PROVED:
-        for step in steps:
-            for variable in variables:
-                for norm in norms:
-                    if fit := find_fit(result, step, variable, term, size, norm):
-                        what = f"{term} in {size}, {variable}, {norm}, step {step}"
-                        theory = theory_of(step, variable, term, size)
-                        found.append(measured_fit(result.fits, what, theory, fit))
-    return found
-
-
-def refusals(result: SweepResult, sizes: str = "LH", variables=VARIABLES) -> list[str]:
-    """Fits over all cells that could not be had, with the reason, in the sizes that were varied."""
     return [
-        f"step {r['step']} {r['variable']} {r['term']} in {r['in']} ({r['norm']}, {r['set']}): "
-        f"no fit, {r['reason']}"
-        for r in result.fits.refused
-        if r["at"] in ("all", "inf")
-        and r["in"] in sizes
-        and r["variable"] in variables
-        # parameters have no error before the first step
-        and (r["step"], r["variable"]) != (0, "theta")
+        measured_fit(
+            result.fits,
+            f"{term} in {size}, {variable}, {norm}, step {step}",
+            theory_of(step, variable, term, size),
+            fit,
+        )
+        for term, size in PROVED
+        for step in steps
+        for variable in VARIABLES
+        for norm in NORMS
+        if (fit := find_fit(result, step, variable, term, size, norm))
     ]
 
 
@@ -209,35 +187,14 @@ def crossover(result: SweepResult, step: int, variable: str) -> dict | None:
     cells = cells_of(result.rows, step, variable)["fluctuation"]
     in_depth, in_heads = (fit.exponent for fit in slopes)
     logs = [
-        math.log(rms(e)) - in_depth * math.log(depth) - in_heads * math.log(heads)
+        math.log(root_mean_square(e)) - in_depth * math.log(depth) - in_heads * math.log(heads)
         for (depth, heads), e in cells.items()
-        if rms(e) > 0
+        if root_mean_square(e) > 0
     ]
     # bias L^b = c L^l H^h
     scale = (math.log(bias.constant) - np.mean(logs)) / in_heads
     power = (bias.exponent - in_depth) / in_heads
     return {"step": step, "variable": variable, "h0": math.exp(scale), "g": power}
-
-
-def exponents_figure(result: SweepResult, steps, words: str) -> Figure:
-    figure, axes = page(1, 3, 0.32 * len(steps) * len(VARIABLES) + 1, words, sharey=True)
-    names = [f"{v}, step {s}" for v in VARIABLES for s in steps if (v, s) != ("theta", 0)]
-    guides = {
-        ("bias", "L"): {-1.0: "−1"},
-        ("fluctuation", "L"): {-0.5: "−1/2", -1 / 3: "−1/3"},
-        ("fluctuation", "H"): {-0.5: "−1/2"},
-    }
-    for axis, (term, size) in zip(axes[0], PROVED, strict=True):
-        groups = {norm: [] for norm in NORMS}
-        for name in names:
-            variable, step = name.split(", step ")
-            for norm in NORMS:
-                fit = find_fit(result, int(step), variable, term, size, norm)
-                groups[norm].append(fit and Measured.fit(name, "", fit))
-        dots(axis, groups, names, guides[term, size])
-        label(axis, x=f"exponent of the {term} in {size}")
-    legend_outside(figure, axes[0, 0])
-    return figure
 
 
 def curves_figure(result: SweepResult, step: int, words: str) -> Figure:
@@ -246,15 +203,8 @@ def curves_figure(result: SweepResult, step: int, words: str) -> Figure:
         for axis, norm in zip(row, NORMS, strict=True):
             cells = cells_of(result.rows, step, variable, norm)
             fits = result.fits.select(step=step, variable=variable, norm=norm, set="train")
-            every = cells.get("fluctuation", {})
-            for i, heads in enumerate(sorted({h for _, h in every})):
-                points = {depth: e for (depth, h), e in every.items() if h == heads}
-                fit = [f for f in fits if (f.term, f.size, f.at) == ("fluctuation", "L", heads)]
-                series(axis, points, fit[0] if fit else None, look(i), f"H={heads:g}")
-            points = {depth: e for (depth, _), e in cells.get("bias", {}).items()}
-            fit = [f for f in fits if f.term == "bias"]
-            series(axis, points, fit[0] if fit else None, BIAS, "bias")
-            log_axes(axis, sorted(points))
+            fluctuations(axis, cells, fits, "L")
+            log_axes(axis, biases(axis, cells, fits))
             label(axis, y=f"{NAMES[variable]}\n{norm} error", title=f"step {step}, {norm}")
             legend_below(axis)
             triangle(axis, (-1 / 3, -1 / 2))
@@ -270,15 +220,16 @@ def collapse_figure(result: SweepResult, steps, words: str) -> Figure:
             unit = None
             for i, step in enumerate(steps):
                 cells = cells_of(result.rows, step, variable, norm).get("fluctuation", {})
-                points = [(depth * h, rms(e)) for (depth, h), e in sorted(cells.items())]
+                points = [
+                    (depth * h, root_mean_square(e)) for (depth, h), e in sorted(cells.items())
+                ]
                 points = np.array([(s, e) for s, e in points if e > 0])
                 if not len(points):
                     continue
                 scaled = points[:, 1] * np.sqrt(points[:, 0])
                 unit = unit or math.exp(np.mean(np.log(scaled)))
-                axis.plot(
-                    points[:, 0], scaled / unit, **look(i), ms=2.5, lw=0, label=f"step {step}"
-                )
+                style = look(i) | {"ms": 2.5, "lw": 0, "label": f"step {step}"}
+                axis.plot(points[:, 0], scaled / unit, **style)
             axis.set_xscale("log")
             axis.set_yscale("log")
             label(axis, title=f"{NAMES[variable]}, {norm}")
@@ -314,8 +265,8 @@ def crossover_figure(result: SweepResult, steps, words: str) -> Figure:
     for row, variable in zip(axes, "xp", strict=True):
         for axis, step in zip(row, steps, strict=True):
             cells = cells_of(result.rows, step, variable)
-            biases = {depth: rms(e) for (depth, _), e in cells["bias"].items()}
-            fluctuation = {cell: rms(e) for cell, e in cells["fluctuation"].items()}
+            biases = {depth: root_mean_square(e) for (depth, _), e in cells["bias"].items()}
+            fluctuation = {cell: root_mean_square(e) for cell, e in cells["fluctuation"].items()}
             depths, heads = (sorted(set(column)) for column in zip(*fluctuation, strict=True))
             ratio = np.array(
                 [
@@ -323,29 +274,12 @@ def crossover_figure(result: SweepResult, steps, words: str) -> Figure:
                     for h in heads
                 ]
             )
-            image = axis.pcolormesh(
-                _edges(depths),
-                _edges(heads),
-                np.log10(ratio),
-                cmap="PuOr_r",
-                vmin=-2,
-                vmax=2,
-                edgecolors="white",
-                lw=0.3,
-            )
-            smaller = [
-                (d, h) for i, h in enumerate(heads) for j, d in enumerate(depths) if ratio[i, j] < 1
-            ]
-            axis.plot(
-                [d for d, _ in smaller],
-                [h for _, h in smaller],
-                "o",
-                ms=3,
-                mfc="white",
-                mec="0.3",
-                mew=0.4,
-                lw=0,
-            )
+            scale = {"cmap": "PuOr_r", "vmin": -2, "vmax": 2, "edgecolors": "white", "lw": 0.3}
+            image = axis.pcolormesh(_edges(depths), _edges(heads), np.log10(ratio), **scale)
+            smaller = np.argwhere(ratio < 1)
+            circle = {"mfc": "white", "mec": "0.3", "mew": 0.4, "ms": 3, "lw": 0}
+            places = [depths[j] for _, j in smaller], [heads[i] for i, _ in smaller]
+            axis.plot(*places, "o", **circle)
             axis.set_xscale("log")
             axis.set_yscale("log")
             limits = axis.get_xlim(), axis.get_ylim()
@@ -353,8 +287,7 @@ def crossover_figure(result: SweepResult, steps, words: str) -> Figure:
                 ends = np.array(limits[0])
                 axis.plot(ends, line["h0"] * ends ** line["g"], color="black", lw=1.2)
             axis.set(xlim=limits[0], ylim=limits[1])
-            axis.set_xticks(depths, [f"{d:g}" for d in depths])
-            axis.xaxis.set_minor_locator(NullLocator())
+            ticks_at(axis.xaxis, depths)
             label(axis, title=f"step {step}")
         label(row[0], y=f"{NAMES[variable]}\nheads H")
     for axis in axes[-1]:

@@ -8,21 +8,22 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.checks import require_real
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import RateFit, RateFits, fit_rates
 
 from ..cells import FORM as CELL
+from ..frame.plot import label
 from ..frame.runner import progress_bar
-from ..plots import COLOURS, MARKERS, SMALL, cells_of, legend_below, log_axes
+from ..plots import along, bars, cells_of, legend_below, log_axes, look, shade
 from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes
-from .base import ClauseStudy, measured_fit, share_columns
-from .finding import Finding, Measured, Picture, Table
-from .panels import label, legend, page, rms
+from .base import NORMS, ClauseStudy, measured_fit, share_columns
+from .finding import Finding, Picture, Table, number_in
+from .panels import legend, page, scatter
 
 # Seeds trained at a time: their heads, not their states, are what takes memory.
 TOGETHER = 32
@@ -106,13 +107,13 @@ class Scaling(ClauseStudy):
         rows = {a: [row for w in wanted if w[0] == a for row in done[w]["rows"]] for a in alphas}
         fits = {alpha: fit_rates(table) for alpha, table in rows.items()}
         diverged = sum(content["diverged"] for content in done.values())
-        found = [
-            (a, norm, fit)
-            for a in alphas
-            for norm in ("rms", "sup")
-            if (fit := _fit(fits[a], norm))
-        ]
+        found = [(a, norm, fit) for a in alphas for norm in NORMS if (fit := _fit(fits[a], norm))]
         slopes = [_slope(a, norm, fit, fits[a]) for a, norm, fit in found]
+        spread = [
+            {"alpha": alpha, "L": depth, "H": heads, "spread": root_mean_square(errors)}
+            for alpha, depth, heads in wanted
+            for errors in [_errors(done[alpha, depth, heads]["rows"])]
+        ]
         words = (
             f"{self.setting.stored} atoms in sign-symmetric pairs, d={self.setting.d}, "
             f"N={self.setting.tokens}, step 0; {self.sizes.seeds} seeds"
@@ -129,45 +130,17 @@ class Scaling(ClauseStudy):
                 for a, norm, fit in found
             ],
             tables=[
-                Table(
-                    "slopes",
-                    "Slopes of the spread in L",
-                    list(slopes[0]) if slopes else ["alpha"],
-                    slopes,
-                ),
-                Table(
-                    "spread",
-                    "Spread of x over seeds (rms)",
-                    ["alpha", "L", "H", "spread"],
-                    [
-                        {
-                            "alpha": a,
-                            "L": depth,
-                            "H": heads,
-                            "spread": rms(
-                                [
-                                    r["error"]
-                                    for r in done[a, depth, heads]["rows"]
-                                    if r["norm"] == "rms"
-                                ]
-                            ),
-                        }
-                        for a, depth, heads in wanted
-                    ],
-                ),
+                Table("slopes", "Slopes of the spread in L", slopes),
+                Table("spread", "Spread of x over seeds (rms)", spread),
             ],
             pictures=[
                 Picture(
                     "scaling",
-                    figure(rows, fits, slopes, words),
-                    (
-                        "Left: spread of x over seeds (rms over contexts, tokens and seeds, "
-                        "largest over "
-                        "layers) against depth; filled: H = "
-                        f"{min(self.sizes.heads)}, open: H = {max(self.sizes.heads)}. Right: its "
-                        "slope "
-                        "against alpha with 95 % intervals; line: 1/2 - alpha."
-                    ),
+                    figure(rows, slopes, words),
+                    "Left: spread of x over seeds (rms over contexts, tokens and seeds, largest "
+                    f"over layers) against depth; filled: H = {min(self.sizes.heads)}, open: H = "
+                    f"{max(self.sizes.heads)}. Right: its slope against alpha with 95 % intervals; "
+                    "line: 1/2 - alpha.",
                 )
             ],
             numbers={"fits": {f"{a:g}": fit.as_dict() for a, fit in fits.items()}},
@@ -215,6 +188,10 @@ def _fit(fits: RateFits, norm: str) -> RateFit | None:
     return found[0] if found else None
 
 
+def _errors(rows: list[dict]) -> list[float]:
+    return [row["error"] for row in rows if row["norm"] == "rms"]
+
+
 def _slope(alpha: float, norm: str, fit: RateFit, fits: RateFits) -> dict:
     return {
         "alpha": alpha,
@@ -232,10 +209,7 @@ def sentence(slopes: list[dict]) -> str:
     chosen = [row for row in slopes if row["norm"] == "rms"]
     if not chosen:
         return "No slope could be fitted: add depths or seeds."
-    parts = [
-        f"{Measured('', '', row['slope'], (row['low'], row['high']))} at alpha = {row['alpha']:g}"
-        for row in chosen
-    ]
+    parts = [f"{number_in(row, 'slope')} at alpha = {row['alpha']:g}" for row in chosen]
     held = sum(row["low"] <= row["theory"] <= row["high"] for row in chosen)
     return (
         f"The spread of x over seeds goes with L to the power {', '.join(parts)}; 1/2 - alpha lies "
@@ -243,48 +217,31 @@ def sentence(slopes: list[dict]) -> str:
     )
 
 
-def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: str) -> Figure:
+def figure(rows: dict, slopes: list[dict], words: str) -> Figure:
     out, axes = page(1, 2, 3.0, words, width_ratios=(1.3, 1))
     left, right = axes[0]
     sizes = [cells_of(table, 0, "x").get("fluctuation", {}) for table in rows.values()]
     every = sorted({heads for cells in sizes for _, heads in cells})
+    faces = {every[-1]: "white", every[0]: None}
     for i, (alpha, cells) in enumerate(zip(rows, sizes, strict=True)):
-        # an order of its own: there may be more exponents than colours to tell apart
-        colour = colormaps["viridis"](0.9 * i / max(1, len(rows) - 1))
-        for heads in {every[0], every[-1]}:
-            points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
-            left.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                marker="o",
-                ms=3.5,
-                lw=0.8,
-                mfc=colour if heads == every[0] else "white",
-                label=f"α = {alpha:g}" if heads == every[0] else None,
-            )
-    for heads, face in {every[-1]: "white", every[0]: "0.3"}.items():
-        left.plot([], [], color="0.3", marker="o", ms=3.5, lw=0.8, mfc=face, label=f"H={heads:g}")
+        style = {"color": shade(i, len(rows)), "marker": "o", "ms": 3.5, "lw": 0.8}
+        for heads, face in faces.items():
+            points = {d: root_mean_square(e) for d, e in along(cells, "L", heads).items()}
+            name = f"α = {alpha:g}" if heads == every[0] else None
+            scatter(left, points, style | {"mfc": face or style["color"]}, name)
+    grey = {"color": "0.3", "marker": "o", "ms": 3.5, "lw": 0.8}
+    for heads, face in faces.items():
+        scatter(left, {}, grey | {"mfc": face or "0.3"}, f"H={heads:g}")
     log_axes(left, sorted({depth for cells in sizes for depth, _ in cells}))
     legend_below(left, columns=3)
     label(left, x="depth L", y="spread of x over seeds")
     ends = np.array([min(rows) - 0.03, max(rows) + 0.03])
     right.plot(ends, 0.5 - ends, color="0.4", lw=0.8, label="1/2 − α")
-    for i, norm in enumerate(("rms", "sup")):
-        chosen = [row for row in slopes if row["norm"] == norm]
-        value = np.array([row["slope"] for row in chosen])
-        error = np.array(
-            [[row["slope"] - row["low"], row["high"] - row["slope"]] for row in chosen]
-        )
-        right.errorbar(
-            [row["alpha"] + 0.008 * (2 * i - 1) for row in chosen],
-            value,
-            error.T,
-            fmt=MARKERS[i],
-            color=COLOURS[i],
-            ms=3.5,
-            lw=0.8,
-            label=norm,
-        )
+    for i, norm in enumerate(NORMS):
+        own = [row for row in slopes if row["norm"] == norm]
+        places = [row["alpha"] + 0.008 * (2 * i - 1) for row in own]
+        values = [row["slope"] for row in own]
+        bars(right, places, values, [(r["low"], r["high"]) for r in own], look(i), norm, ms=3.5)
     label(right, x="residual exponent α", y="slope of the spread in L")
-    legend(right, fontsize=SMALL)
+    legend(right)
     return out

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from ipslimit.checks import require_int, require_real, resolve_device
+from ipslimit.checks import require_int, resolve_device
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
 
 from ..frame.runner import progress_bar
@@ -17,10 +18,9 @@ from ..plots import cells_of
 from ..store import Cells, write_cell
 from ..study import Flat, Sizes, StudyError
 from ..sweep import SweepResult
-from .base import ClauseStudy, fit_rows, measured_fit, sweep_notes, told
+from .base import UNKNOWN, ClauseStudy, fit_rows, measured_fit, require_distinct, sweep_notes, told
 from .degenerate import DEGENERATE, TangentialSetting, collapses, exponent, last_step, turned_shares
-from .finding import Finding, Measured, Picture, Table, counted_steps
-from .panels import rms
+from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
 from .search import PointSetting, ascend, random_point, slope_of_x
 from .sharpness_figure import figure
 
@@ -28,7 +28,6 @@ from .sharpness_figure import figure
 SEARCHED = Sizes((8, 32, 128), (4,), 32)
 QUICK_AFRESH = ((8, 32, 128, 512), (4, 1024))
 FULL_AFRESH = ((8, 32, 128, 512, 2048), (4, 1024))
-TURNED = ["L", "H", "zero", "share", "predicted", "correlation"]
 BATCH = 16  # random problems that make one cell
 
 
@@ -93,13 +92,8 @@ class Sharpness(ClauseStudy):
 
     def check(self) -> None:
         super().check()
-        for name, values in (("eps_values", self.values), ("lrs", self.lrs)):
-            for value in values:
-                require_real(name, value, 0.0, include_low=False)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(
-                    f"{name} must be distinct, at least one; got {list(values)}. Name each once."
-                )
+        require_distinct("eps_values", self.values)
+        require_distinct("lrs", self.lrs)
         require_int("restarts", self.restart_count, 1)
         require_int("ascents", self.ascent_count, 1, self.restart_count)
         require_int("tries", self.try_count, 0)
@@ -118,7 +112,6 @@ class Sharpness(ClauseStudy):
         afresh = self._afresh(found, progress)
         step = self.setting.recorded[0]
         named = {f"{name}, eps {eps:g}": r for (name, eps), r in results.items()}
-        columns, rows = fit_rows(named, "problem")
         collapse = collapses(results)
         windows = [row for key, result in afresh.items() for row in window_rows(key, result, step)]
         if not windows:
@@ -126,48 +119,34 @@ class Sharpness(ClauseStudy):
         notes = sweep_notes(
             named | {f"found at lr {lr:g}, {i}": r for (lr, i), r in afresh.items()}
         )
-        tables = [
-            Table(
-                "exponents",
-                "The two problems: exponents",
-                columns,
-                [row for row in rows if row["step"] > 0],
-            ),
-            Table(
-                "collapse",
-                "Neighbouring eps on one curve against eps sqrt(L H)",
-                ["problem", "power", "eps", "next", "factor"],
-                collapse,
-            ),
-            Table(
-                "turned",
-                "Double zero: share of layers whose first step the noise turned",
-                TURNED,
-                [{name: row[name] for name in TURNED} for row in turned],
-            ),
-            Table("found", "What the search found, measured afresh: x", list(windows[0]), windows),
-        ]
         return self.finding(
             sentence(results, collapse, turned, windows, self),
             measured=measured(results, turned, windows),
-            tables=[table for table in tables if table.rows],
+            tables=[
+                Table(
+                    "exponents",
+                    "The two problems: exponents",
+                    [row for row in fit_rows(named, "problem") if row["step"] > 0],
+                ),
+                Table("collapse", "Neighbouring eps on one curve against eps sqrt(L H)", collapse),
+                Table(
+                    "turned",
+                    "Double zero: share of layers whose first step the noise turned",
+                    [{k: v for k, v in row.items() if k != "seeds"} for row in turned],
+                ),
+                Table("found", "What the search found, measured afresh: x", windows),
+            ],
             pictures=[
                 Picture(
                     "sharpness",
                     figure(results, afresh, windows, step),
-                    (
-                        "Above: exponents in L at fixed eps of a problem whose gradient is "
-                        "identically "
-                        "zero (5 steps) and of one whose gradient touches zero (1 step), with 95 % "
-                        "intervals; the problems that the search found, measured afresh: "
-                        "exponents of x "
-                        "over windows of three depths (bars: before training; long intervals are "
-                        "cut). "
-                        "Below: x of the first two against eps sqrt(L H), scaled by what it "
-                        "falls like "
-                        "where that is small; x of the problems found, and "
-                        "the two slopes in question."
-                    ),
+                    "Above: exponents in L at fixed eps of a problem whose gradient is identically "
+                    "zero (5 steps) and of one whose gradient touches zero (1 step), with 95 % "
+                    "intervals; the problems that the search found, measured afresh: exponents of "
+                    "x over windows of three depths (bars: before training; long intervals are "
+                    "cut). Below: x of the first two against eps sqrt(L H), scaled by what it "
+                    "falls like where that is small; x of the problems found, and the two slopes "
+                    "in question.",
                 )
             ],
             numbers={
@@ -290,21 +269,13 @@ def window_rows(key: tuple[float, int], result: SweepResult, step: int) -> list[
                 )
             except ValueError:  # no error, or none that did not diverge
                 continue
+            first_at, last_at = (root_mean_square(cells[depth, heads]) for depth in three[::2])
             rows.append(
-                {
-                    "lr": key[0],
-                    "rank": key[1],
-                    "H": int(heads),
-                    "from L": three[0],
-                    "to L": three[-1],
-                    "exponent": fit.slope,
-                    "low": fit.interval[0],
-                    "high": fit.interval[1],
-                    "untrained": first.slope,
-                    "rms at the first": rms(cells[three[0], heads]),
-                    "rms at the last": rms(cells[three[-1], heads]),
-                    "against -1/3": verdict(fit),
-                }
+                {"lr": key[0], "rank": key[1], "H": int(heads)}
+                | {"from L": three[0], "to L": three[-1], "exponent": fit.slope}
+                | {"low": fit.interval[0], "high": fit.interval[1], "untrained": first.slope}
+                | {"rms at the first": first_at, "rms at the last": last_at}
+                | {"against -1/3": verdict(fit)}
             )
     return rows
 
@@ -349,7 +320,7 @@ def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Mea
         for size, variable in (("L", "x"), ("H", "x"), ("L", "p"), ("L", "theta")):
             if fit := exponent(results, name, eps, variable, size):
                 theory = f"{DEGENERATE[name][1]:g} while the noise exceeds eps, then -1/2"
-                theory = "no statement known to us" if variable == "theta" else theory
+                theory = UNKNOWN if variable == "theta" else theory
                 steps = counted_steps(last_step(result))
                 what = f"{name}, eps {eps:g}: {variable} in {size}, {steps}"
                 found.append(measured_fit(result.fits, what, theory, fit))
@@ -362,7 +333,7 @@ def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Mea
             what = (
                 f"found at lr {row['lr']:g}: x in L, {row['from L']} to {row['to L']}, H={row['H']}"
             )
-            found.append(Measured(what, "at most -1/3", row["exponent"], (row["low"], row["high"])))
+            found.append(Measured.row(what, "at most -1/3", row))
     return found
 
 
@@ -407,8 +378,8 @@ def _history(rows: list[dict]) -> str:
     if not rows:
         return "no exponent could be fitted"
     texts = [
-        f"{Measured('', '', r['exponent'], (r['low'], r['high']))} (untrained "
-        f"{r['untrained']:.2f}) from L H = {r['from L'] * r['H']} to {r['to L'] * r['H']}"
+        f"{number_in(r)} (untrained {r['untrained']:.2f}) from L H = {r['from L'] * r['H']} to "
+        f"{r['to L'] * r['H']}"
         for r in rows
     ]
     kinds = {

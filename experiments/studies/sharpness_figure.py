@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plots import NAMES, SMALL, cells_of, log_axes, look, triangle
+from ipslimit.measure.errors import root_mean_square
+
+from ..frame.plot import label
+from ..plots import along, cells_of, levels, log_axes, look, shade, triangle
+from .base import VARIABLES
 from .degenerate import DEGENERATE, exponent, scaled_curve
-from .panels import label, legend, page, rms
+from .panels import legend, page, scatter
+from .varied import against
 
 
 def figure(results: dict, afresh: dict, windows: list[dict], step: int) -> Figure:
@@ -27,64 +30,21 @@ def figure(results: dict, afresh: dict, windows: list[dict], step: int) -> Figur
 
 
 def _exponents(axis: Axes, results: dict, name: str) -> None:
-    _guides(axis, (-0.5, -1 / 3, DEGENERATE[name][1]))
+    levels(axis, (-0.5, -1 / 3, DEGENERATE[name][1]))
     values = [eps for n, eps in results if n == name]
-    for i, variable in enumerate(("x", "p", "theta")):
-        fits = [
-            (eps * 1.3 ** (i - 1), fit)
-            for eps in values
-            if (fit := exponent(results, name, eps, variable, "L"))
-        ]
-        if not fits:
-            continue
-        value = np.array([fit.exponent for _, fit in fits])
-        ends = np.array([fit.interval for _, fit in fits])
-        style = look(i)
-        axis.errorbar(
-            [eps for eps, _ in fits],
-            value,
-            np.abs(ends.T - value),
-            ms=3,
-            lw=0.8,
-            fmt=style["marker"],
-            color=style["color"],
-            label=NAMES[variable],
-        )
-    axis.set_xscale("log")
+    against(axis, {(v, e): exponent(results, name, e, v, "L") for v in VARIABLES for e in values})
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.35 * (high - low))
     legend(axis, loc="upper right")
     label(axis, x="eps", y="exponent in L", title=name)
 
 
-def _guides(axis: Axes, values: Sequence[float]) -> None:
-    names = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4", 0.0: "0"}
-    for value in values:
-        axis.axhline(value, color="0.6", lw=0.8, ls="--")
-        axis.annotate(
-            names[value],
-            (1.01, value),
-            xycoords=("axes fraction", "data"),
-            fontsize=SMALL,
-            color="0.35",
-            ha="left",
-            va="center",
-        )
-
-
 def _collapse(axis: Axes, results: dict, name: str) -> None:
     power = DEGENERATE[name][1]
     values = [eps for n, eps in results if n == name]
     for i, eps in enumerate(values):
-        # in the order of eps, which may be more than there are colours to tell apart
-        colour = colormaps["viridis"](0.9 * i / max(1, len(values) - 1))
-        axis.plot(
-            *scaled_curve(results[name, eps], eps, power),
-            **look(i) | {"color": colour},
-            ms=3,
-            lw=0.8,
-            label=f"eps {eps:g}",
-        )
+        style = look(i) | {"color": shade(i, len(values)), "ms": 3, "lw": 0.8}
+        axis.plot(*scaled_curve(results[name, eps], eps, power), **style, label=f"eps {eps:g}")
     axis.set(xscale="log", yscale="log")
     low, high = axis.get_ylim()
     axis.set_ylim(low / (high / low) ** 0.45, high)
@@ -93,7 +53,7 @@ def _collapse(axis: Axes, results: dict, name: str) -> None:
 
 
 def _windows(axis: Axes, windows: list[dict]) -> None:
-    _guides(axis, (-0.5, -1 / 3))
+    levels(axis, (-0.5, -1 / 3))
     # by the values: the interval of a window that is no power law may be longer than all the rest
     values = [r[name] for r in windows for name in ("exponent", "untrained")]
     low, high = max(min(*values, -0.5), -1.2) - 0.1, min(max(*values, -1 / 3), 0.5) + 0.1
@@ -105,15 +65,8 @@ def _windows(axis: Axes, windows: list[dict]) -> None:
         style = look(i)
         axis.plot(middle, value, **style, ms=3, lw=0, label=f"lr {key[0]:g}, {_ordinal(key[1])}")
         axis.vlines(middle, *ends.T, color=style["color"], lw=0.8)
-        axis.plot(
-            middle,
-            [r["untrained"] for r in own],
-            color=style["color"],
-            marker="_",
-            ms=6,
-            mew=1.2,
-            lw=0,
-        )
+        dash = {"color": style["color"], "marker": "_", "ms": 6, "mew": 1.2, "lw": 0}
+        axis.plot(middle, [r["untrained"] for r in own], **dash)
     axis.set_xscale("log")
     axis.set_ylim(low, high + 0.45 * (high - low))
     legend(axis, loc="upper right")
@@ -129,14 +82,14 @@ def _found(axis: Axes, afresh: dict, step: int) -> None:
         cells, style = cells_of(result.rows, step, "x")["fluctuation"], look(i)
         every = sorted({h for _, h in cells})
         for heads in every:
-            points = [(depth, rms(e)) for (depth, h), e in cells.items() if h == heads]
+            points = {d: root_mean_square(e) for d, e in along(cells, "L", heads).items()}
             face = style["color"] if heads == every[0] else "white"
-            axis.plot(*zip(*points, strict=True), **style, mfc=face, ms=3, lw=0.8)
+            scatter(axis, points, style, mfc=face, lw=0.8)
     depths = sorted({depth for depth, _ in cells})
     log_axes(axis, depths)
     triangle(axis, (-1 / 3, -1 / 2))
     for heads, face in zip(every, ("0.3", "white"), strict=False):
-        axis.plot([], [], color="0.3", marker="o", ms=3, lw=0.8, mfc=face, label=f"H={heads:g}")
+        scatter(axis, {}, {"color": "0.3", "marker": "o"}, f"H={heads:g}", mfc=face, lw=0.8)
     low, high = axis.get_ylim()
     axis.set_ylim(low / (high / low) ** 0.25, high)
     legend(axis, loc="lower left", ncols=2)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import product
 from typing import Annotated, ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
 
-from ..plots import NAMES, caption, cells_of, look
+from ..frame.plot import label
+from ..plots import NAMES, cells_of, look
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
-from .finding import Finding, Measured, Picture, Table
-from .panels import dots, label, legend, legend_outside, page, rms
-from .rates import refusals
+from .base import NORMS, ClauseStudy, find_fit, fit_rows, notes_of
+from .finding import Finding, Measured, Picture, Table, number_in
+from .panels import exponents_figure, legend, page, scatter
 
 # Steps 0 and 1 belong to no trend yet: Adam's first step is a sign up to eps.
 CLEARLY = 1.25  # times the misfit of the other
 FIRST = 2
+TERMS, SCALES = ("fluctuation", "bias"), ("log", "linear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,61 +61,58 @@ class Steps(ClauseStudy):
 
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting)], progress)
-        steps = [step for step in self.setting.recorded if step >= FIRST]
-        table, trends = [], {}
-        for variable in "xp":
-            for term in ("fluctuation", "bias"):
-                for norm in ("rms", "sup"):
-                    constants = constants_of(result, steps, variable, term, norm)
-                    for scale in ("log", "linear"):
-                        trend = growth(steps, constants, scale)
-                        trends[variable, term, norm, scale] = trend
-                        table.append(_row(variable, term, norm, scale, trend, steps, constants))
-        columns, rows = fit_rows({"": result}, "sweep")
-        rows = [{key: value for key, value in row.items() if key != "sweep"} for row in rows]
-        words = caption(self.setting) + f"; {self.sizes.seeds} seeds"
+        recorded, words = self.setting.recorded, self.words()
+        steps, table, trends = [step for step in recorded if step >= FIRST], [], {}
+        for variable, term, norm in product("xp", TERMS, NORMS):
+            constants = constants_of(result, steps, variable, term, norm)
+            for scale in SCALES:
+                trend = growth(steps, constants, scale)
+                trends[variable, term, norm, scale] = trend
+                table.append(_row(variable, term, norm, scale, trend, steps, constants))
+
+        def find(group: tuple, step: int, term: str, size: str):
+            variable, norm = group
+            return find_fit(result, step, variable, term, size, norm)
+
+        groups = {f"{v}, {n}": (v, n) for v, n in product("xp", NORMS)}
+        cases = {f"step {step}": step for step in recorded}
+        terms = (("bias", "L"), ("fluctuation", "L"))
         return self.finding(
             sentence(table, steps),
             measured=[
-                Measured(
+                Measured.row(
                     f"growth of the {r['term']}'s constant, {r['variable']}, {r['norm']}, "
                     + ("power of k" if r["scale"] == "log" else "rate per step"),
                     "not known",
-                    r["slope"],
-                    None if r["low"] is None else (r["low"], r["high"]),
-                    Measured.kind if r["low"] is not None else "no randomness",
+                    r,
+                    "slope",
+                    "" if r["low"] is not None else "no randomness",
                 )
                 for r in table
                 if r["norm"] == "rms"
             ],
             tables=[
                 Table(
-                    "growth",
-                    f"Growth of the constants over steps {steps[0]}..{steps[-1]}",
-                    list(table[0]),
-                    table,
+                    "growth", f"Growth of the constants over steps {steps[0]}..{steps[-1]}", table
                 ),
-                Table("exponents", "Exponents at every step", columns[1:], rows),
+                Table("exponents", "Exponents at every step", fit_rows({"": result})),
             ],
             pictures=[
                 Picture(
                     "growth",
-                    growth_figure(result, self.setting.recorded, trends, words),
-                    (
-                        "Constants against the training step: every cell (thin), their mean "
-                        "(points), "
-                        "the fitted power (full) and exponential (dashed); below, the loss of the "
-                        "limit."
-                    ),
+                    growth_figure(result, recorded, trends, words),
+                    "Constants against the training step: every cell (thin), their mean (points), "
+                    "the fitted power (full) and exponential (dashed); below, the loss of the "
+                    "limit.",
                 ),
                 Picture(
                     "exponents",
-                    exponents_figure(result, self.setting.recorded, words),
-                    ("Exponents in L at every step, 95 % intervals (fit ranges for the bias)."),
+                    exponents_figure(find, terms, groups, cases, words),
+                    "Exponents in L at every step, 95 % intervals (fit ranges for the bias).",
                 ),
             ],
             numbers={"rates": result.as_dict()},
-            notes=sweep_notes({"": result}) + refusals(result, "L", "xp"),
+            notes=notes_of({"": result}, "L", "xp"),
         )
 
 
@@ -150,7 +150,7 @@ def _predict(trend, scale: str, steps) -> np.ndarray:
 
 def _row(variable, term, norm, scale, trend, steps, constants) -> dict:
     random = isinstance(trend, Trend)
-    mean = np.array([rms(constants[:, i].ravel()) for i in range(len(steps))])
+    mean = np.array([root_mean_square(constants[:, i].ravel()) for i in range(len(steps))])
     misfit = np.log(mean / _predict(trend, scale, steps))
     return {
         "variable": variable,
@@ -169,7 +169,7 @@ def _row(variable, term, norm, scale, trend, steps, constants) -> dict:
 def sentence(table: list[dict], steps) -> str:
     parts = []
     for variable in "xp":
-        for term in ("fluctuation", "bias"):
+        for term in TERMS:
             key = (variable, term, "rms")
             rows = {r["scale"]: r for r in table if (r["variable"], r["term"], r["norm"]) == key}
             better, worse = sorted(rows.values(), key=lambda r: r["misfit"])
@@ -185,10 +185,8 @@ def _which(better: dict, worse: dict) -> str:
     """The growth that fits, if one fits clearly better."""
     if worse["misfit"] < CLEARLY * better["misfit"]:
         return "power and exponential fit alike"
-    interval = None if better["low"] is None else (better["low"], better["high"])
-    value = Measured("", "", better["slope"], interval)
     name = "a power k^c" if better["scale"] == "log" else "an exponential exp(c k)"
-    return f"{name} fits better, c = {value}"
+    return f"{name} fits better, c = {number_in(better, 'slope')}"
 
 
 def growth_figure(result: SweepResult, recorded, trends, words: str) -> Figure:
@@ -196,50 +194,24 @@ def growth_figure(result: SweepResult, recorded, trends, words: str) -> Figure:
     steps = [step for step in recorded if step >= FIRST]
     fine = np.linspace(steps[0], steps[-1], 100)
     for column, variable in zip(axes.T, "xp", strict=True):
-        for axis, term in zip(column, ("fluctuation", "bias"), strict=False):
-            constants = constants_of(result, recorded, variable, term, "rms")
-            every = np.array([[rms(e) for e in cell] for cell in constants])
-            axis.plot(recorded, every.T, color="0.75", lw=0.5)
-            for i, norm in enumerate(("rms", "sup")):
-                both = constants_of(result, recorded, variable, term, norm)
-                mean = [rms(both[:, j].ravel()) for j in range(len(recorded))]
-                style = look(i)
-                axis.plot(recorded, mean, **style, ms=3, lw=0, label=norm)
-                for scale, line in (("log", "-"), ("linear", "--")):
-                    trend = trends[variable, term, norm, scale]
-                    axis.plot(
-                        fine, _predict(trend, scale, fine), color=style["color"], ls=line, lw=0.8
-                    )
+        for axis, term in zip(column, TERMS, strict=False):
+            for i, norm in enumerate(NORMS):
+                constants = constants_of(result, recorded, variable, term, norm)
+                if norm == "rms":
+                    every = [list(map(root_mean_square, cell)) for cell in constants]
+                    axis.plot(recorded, np.transpose(every), color="0.75", lw=0.5)
+                mean = [root_mean_square(at.ravel()) for at in constants.swapaxes(0, 1)]
+                scatter(axis, dict(zip(recorded, mean, strict=True)), look(i), norm)
+                for scale, line in zip(SCALES, ("-", "--"), strict=True):
+                    fitted = _predict(trends[variable, term, norm, scale], scale, fine)
+                    axis.plot(fine, fitted, color=look(i)["color"], ls=line, lw=0.8)
             axis.set_yscale("log")
             unit = "√(L H) × fluctuation" if term == "fluctuation" else "L × bias"
-            label(
-                axis,
-                y=f"{unit} of {variable}",
-                title=NAMES[variable] if axis is column[0] else None,
-            )
+            label(axis, y=f"{unit} of {variable}")
+        label(column[0], title=NAMES[variable])
         column[2].plot(range(len(result.limit["loss"])), result.limit["loss"], color="black", lw=1)
         label(column[2], x="training step k", y="loss of the limit")
     for line, name in (("--", "exp(c k)"), ("-", "power of k")):
         axes[0, 0].plot([], [], color="0.3", ls=line, lw=0.8, label=name)
     legend(axes[0, 0], loc="lower right", ncols=2)
-    return figure
-
-
-def exponents_figure(result: SweepResult, recorded, words: str) -> Figure:
-    names = [f"step {step}" for step in recorded]
-    figure, axes = page(1, 2, 0.28 * len(names) + 0.9, words, sharey=True)
-    for axis, term, guide in zip(
-        axes[0],
-        ("bias", "fluctuation"),
-        ({-1.0: "−1"}, {-0.5: "−1/2", -1 / 3: "−1/3"}),
-        strict=True,
-    ):
-        groups = {}
-        for variable in "xp":
-            for norm in ("rms", "sup"):
-                fits = [find_fit(result, step, variable, term, "L", norm) for step in recorded]
-                groups[f"{variable}, {norm}"] = [f and Measured.fit("", "", f) for f in fits]
-        dots(axis, groups, names, guide)
-        label(axis, x=f"exponent of the {term} in L")
-    legend_outside(figure, axes[0, 0])
     return figure

@@ -9,22 +9,23 @@ from matplotlib.figure import Figure
 
 from ipslimit.checks import require_int
 
+from ..frame.plot import label
 from ..plots import COLOURS, NAMES, legend_below, log_axes
 from ..study import Flat, Sizes
 from ..sweep import SweepResult
+from .base import NORMS
 from .fair import FairSetting
 from .families import (
-    NORMS,
     TERMS,
     VARIABLES,
     FamilyStudy,
+    problem_curves,
     problem_errors,
-    size_trend,
+    row_of,
     trend_row,
-    typical,
 )
-from .finding import Finding, Measured, Picture, Table, counted_steps
-from .panels import label, page
+from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
+from .panels import page
 
 MASKS = {"no mask": False, "causal": True}
 
@@ -71,78 +72,62 @@ class Tokens(FamilyStudy):
 
     def find(self, progress: bool = True) -> Finding:
         settings = {
-            (mask, f"N={count}"): dataclasses.replace(
-                self.setting, causal=MASKS[mask], tokens=count
-            )
+            (mask, f"N={count}"): self.setting.varied(causal=MASKS[mask], tokens=count)
             for mask in MASKS
             for count in self.counts
         }
         found = self.solve(settings, progress)
         results = {mask: [found[mask, f"N={count}"] for count in self.counts] for mask in MASKS}
-        steps = self.setting.recorded
+        *_, last = self.setting.recorded
         table = [
             trend_row(
                 {"mask": mask, "step": step, "variable": v, "term": term, "norm": norm},
                 self.counts,
-                errors,
-                size_trend(self.counts, errors),
+                problem_errors(results[mask], step, v, term, norm),
             )
             for mask in MASKS
-            for step in steps
+            for step in self.setting.recorded
             for v in VARIABLES
             for term in TERMS
             for norm in NORMS
-            for errors in [problem_errors(results[mask], step, v, term, norm)]
         ]
-        words = self.words(f"N={self.setting.tokens}, ", ", no mask", ", causal")
-        words += f", |x_i|={self.setting.radius:g}"
+        words = f"{self.words(*settings.values())}, |x_i|={self.setting.radius:g}"
         return self.finding(
-            sentence(table, steps[-1]),
+            sentence(table, last),
             measured=[
-                Measured(
+                Measured.row(
                     f"slope in N, {r['mask']}, {r['term']} of {r['variable']}, {r['norm']}, "
-                    f"step {r['step']}",
+                    f"step {last}",
                     "no growth" if r["mask"] == "no mask" else "not claimed",
-                    r["slope"],
-                    (r["low"], r["high"]),
+                    r,
+                    "slope",
                 )
                 for r in table
-                if r["step"] == steps[-1] and r["slope"] is not None and r["term"] != "total"
+                if r["step"] == last and r["slope"] is not None and r["term"] != "total"
             ],
-            tables=[Table("tokens", "Slope of log(error) in log(N)", list(table[0]), table)],
+            tables=[Table("tokens", "Slope of log(error) in log(N)", table)],
             pictures=[
                 Picture(
                     "tokens",
-                    figure(results, self.counts, steps[-1], words, table),
-                    (
-                        f"Errors at step {steps[-1]} against the number of tokens: every problem "
-                        "(thin), "
-                        "their geometric mean (points); mean slopes over problems with 95 % "
-                        "intervals."
-                    ),
+                    figure(results, self.counts, last, words, table),
+                    f"Errors at step {last} against the number of tokens: every problem (thin), "
+                    "their geometric mean (points); mean slopes over problems with 95 % intervals.",
                 )
             ],
             numbers={"slopes": table},
             settings={"token_counts": self.counts, "problems": self.problem_count},
-            notes=self.notes(found, steps[-1]),
+            notes=self.notes(found, last),
         )
-
-
-def _row(table: list[dict], **criteria) -> dict:
-    (row,) = (r for r in table if all(r[key] == value for key, value in criteria.items()))
-    return row
 
 
 def sentence(table: list[dict], step: int) -> str:
     parts = []
     for mask in MASKS:
         for variable, norm in (("x", "rms"), ("x", "sup"), ("p", "sup")):
-            row = _row(
-                table, mask=mask, step=step, variable=variable, term="fluctuation", norm=norm
-            )
+            about = {"mask": mask, "step": step, "variable": variable, "norm": norm}
+            row = row_of(table, term="fluctuation", **about)
             if row["slope"] is not None:
-                value = Measured("", "", row["slope"], (row["low"], row["high"]))
-                parts.append(f"{value} ({mask}, {variable}, {norm})")
+                parts.append(f"{number_in(row, 'slope')} ({mask}, {variable}, {norm})")
     free = [
         row
         for row in table
@@ -167,30 +152,18 @@ def figure(
 ) -> Figure:
     out, axes = page(2, 2, 2.7, words)
     looks = {
-        ("fluctuation", "no mask"): (COLOURS[0], "o", "-"),
-        ("fluctuation", "causal"): (COLOURS[5], "s", "-"),
-        ("bias", "no mask"): (COLOURS[4], "^", "--"),
-        ("bias", "causal"): (COLOURS[1], "D", "--"),
+        ("fluctuation", "no mask"): {"color": COLOURS[0], "marker": "o", "ls": "-"},
+        ("fluctuation", "causal"): {"color": COLOURS[5], "marker": "s", "ls": "-"},
+        ("bias", "no mask"): {"color": COLOURS[4], "marker": "^", "ls": "--"},
+        ("bias", "causal"): {"color": COLOURS[1], "marker": "D", "ls": "--"},
     }
     for row, variable in zip(axes, VARIABLES, strict=True):
         for axis, norm in zip(row, NORMS, strict=True):
-            for (term, mask), (colour, marker, line) in looks.items():
-                errors = problem_errors(results[mask], step, variable, term, norm)
-                fit = _row(table, mask=mask, step=step, variable=variable, term=term, norm=norm)
-                name = f"{term}, {mask}"
-                if fit["slope"] is not None:
-                    name += f": {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
-                axis.plot(counts, errors, color=colour, lw=0.4, alpha=0.4)
-                axis.plot(
-                    counts,
-                    [typical(e) for e in errors],
-                    color=colour,
-                    marker=marker,
-                    ms=3.5,
-                    lw=1.2,
-                    ls=line,
-                    label=name,
-                )
+            for (term, mask), style in looks.items():
+                about = {"step": step, "variable": variable, "term": term, "norm": norm}
+                errors = problem_errors(results[mask], **about)
+                own = row_of(table, mask=mask, **about)
+                problem_curves(axis, counts, errors, own, f"{term}, {mask}", **style)
             log_axes(axis, list(counts))
             label(axis, y=f"{norm} error of {variable}", title=f"{NAMES[variable]}, {norm}")
             legend_below(axis)

@@ -16,13 +16,14 @@ from ipslimit.measure.rates import RateFits, exponent_differences, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
 
 from ..cells import FORM as CELL
+from ..frame.plot import label
 from ..frame.runner import progress_bar
-from ..plots import BIAS, NAMES, caption, cells_of, legend_below, log_axes, look, series, triangle
+from ..plots import BIAS, NAMES, along, cells_of, legend_below, log_axes, look, series, triangle
 from ..store import NUMBER, Cells, write_cell
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy
-from .finding import Finding, Measured, Picture, Table
-from .panels import dots, label, page
+from .finding import Finding, Measured, Picture, Table, number_of
+from .panels import dots, legend, page
 from .worst import FrozenError, ascend, costate_at_end, random_contexts
 
 VARIABLES = ("x", "p")
@@ -134,8 +135,8 @@ class Uniform(ClauseStudy):
         gaps = differences(rows, floors, gains)
         table = [_fit_row(fit) for fit in fits.fits if fit.size == "L"]
         diverged = sum(content["diverged"] for content in done.values())
-        step = self.setting.recorded[0]
-        words = caption(self.setting) + f"; step {step}; {self.sizes.seeds} seeds"
+        heading, seeds = self.words().rsplit("; ", 1)
+        words = f"{heading}; step {self.setting.recorded[0]}; {seeds}"
         return self.finding(
             sentence(fits, gaps, self.sizes.heads, gains),
             measured=_measured(fits, gaps, self.sizes.heads),
@@ -143,33 +144,20 @@ class Uniform(ClauseStudy):
                 Table(
                     "exponents",
                     "Exponents in L of the error (largest over layers and tokens)",
-                    list(table[0]) if table else ["set"],
                     table,
                 ),
                 Table(
-                    "differences",
-                    "Exponent in L minus that on random contexts, draws paired",
-                    list(gaps[0]) if gaps else ["set"],
-                    gaps,
+                    "differences", "Exponent in L minus that on random contexts, draws paired", gaps
                 ),
-                Table(
-                    "ascent",
-                    "What ascent gained over the worst random context",
-                    list(gains[0]),
-                    gains,
-                ),
+                Table("ascent", "What ascent gained over the worst random context", gains),
             ],
             pictures=[
                 Picture(
                     "uniform",
                     figure(rows, fits, self.sizes.heads, words),
-                    (
-                        "Error of x and p, largest over layers and tokens, on four kinds of "
-                        "initial "
-                        "conditions; crosses and stars: bias (whole law) on training contexts "
-                        "and at its "
-                        "worst. Right: exponents with 95 % intervals (fit ranges for the bias)."
-                    ),
+                    "Error of x and p, largest over layers and tokens, on four kinds of initial "
+                    "conditions; crosses and stars: bias (whole law) on training contexts and at "
+                    "its worst. Right: exponents with 95 % intervals (fit ranges for the bias).",
                 )
             ],
             numbers={"fits": fits.as_dict(), "ascent": gains},
@@ -321,27 +309,18 @@ def differences(rows: list[dict], floors: dict[str, float], gains: list[dict]) -
         key = (gain["variable"], gain["set"], gain["H"])
         late[key] = max(gain["gain of the last quarter"], late.get(key, 1.0))
     found = []
-    for name in SETS:
-        if name == "random":
-            continue
+    for name in (name for name in SETS if name != "random"):
         for d in exponent_differences(tables["random"], tables[name], reference_error=floors):
-            if d.size == "L":
-                ended = late.get((d.variable, name, d.at), 1.0) <= ENDED
-                found.append(
-                    {
-                        "variable": d.variable,
-                        "set": name,
-                        "H": d.at,
-                        "exponent": d.second,
-                        "random": d.first,
-                        "difference": d.difference,
-                        "low": d.interval[0],
-                        "high": d.interval[1],
-                        "half-width": d.half_width,
-                        "seeds": d.seeds,
-                        "verdict": d.verdict() if ended else NOT_ENDED,
-                    }
-                )
+            if d.size != "L":
+                continue
+            low, high = d.interval
+            ended = late.get((d.variable, name, d.at), 1.0) <= ENDED
+            found.append(
+                {"variable": d.variable, "set": name, "H": d.at, "exponent": d.second}
+                | {"random": d.first, "difference": d.difference, "low": low, "high": high}
+                | {"half-width": d.half_width, "seeds": d.seeds}
+                | {"verdict": d.verdict() if ended else NOT_ENDED}
+            )
     return found
 
 
@@ -358,19 +337,10 @@ def _gain(name: str, before: torch.Tensor, history: torch.Tensor) -> dict:
 
 
 def _fit_row(fit) -> dict:
-    return {
-        "variable": fit.variable,
-        "set": fit.set,
-        "term": fit.term,
-        "H": fit.at,
-        "exponent": fit.exponent,
-        "low": fit.interval[0],
-        "high": fit.interval[1],
-        "interval": fit.kind,
-        "constant": fit.constant,
-        "seeds": fit.seeds,
-        "note": fit.note,
-    }
+    low, high = fit.interval
+    about = {"variable": fit.variable, "set": fit.set, "term": fit.term, "H": fit.at}
+    found = {"exponent": fit.exponent, "low": low, "high": high, "interval": fit.kind}
+    return about | found | {"constant": fit.constant, "seeds": fit.seeds, "note": fit.note}
 
 
 def _select(fits: RateFits, variable: str, name: str, term: str, at):
@@ -390,11 +360,11 @@ def _measured(fits: RateFits, gaps: list[dict], heads) -> list[Measured]:
         if (fit := _select(fits, v, name, term, at))
     ]
     return found + [
-        Measured(
+        Measured.row(
             f"exponent in L, {g['variable']}, {g['set']} minus random, H={g['H']}",
             "0",
-            g["difference"],
-            (g["low"], g["high"]),
+            g,
+            "difference",
             Measured.kind + (f", {NOT_ENDED}" if g["verdict"] == NOT_ENDED else ""),
         )
         for g in gaps
@@ -414,10 +384,8 @@ def sentence(fits: RateFits, gaps: list[dict], heads, gains: list[dict]) -> str:
                 f"{g['set']} {g['difference']:+.2f} +- {g['half-width']:.2f} ({g['verdict']})"
                 for g in own
             ]
-            parts.append(
-                f"{variable}, H={at}: random {Measured.fit('', '', random)}, and from "
-                f"there {', '.join(texts) or 'no other'}"
-            )
+            texts = ", ".join(texts) or "no other"
+            parts.append(f"{variable}, H={at}: random {number_of(random)}, and from there {texts}")
     raised = []
     for variable in VARIABLES:
         largest, late = (
@@ -434,27 +402,28 @@ def sentence(fits: RateFits, gaps: list[dict], heads, gains: list[dict]) -> str:
 def figure(rows: list[dict], fits: RateFits, heads, words: str) -> Figure:
     cases = [(variable, at) for variable in VARIABLES for at in heads]
     out, axes = page(len(cases), 2, 3.2, words, width_ratios=(1.5, 1))
+    biases = {"training": BIAS, "mean of the worst": {"color": "0.45", "marker": "*"}}
     for (left, right), (variable, at) in zip(axes, cases, strict=True):
         for i, name in enumerate(SETS):
-            every = cells_of(rows, rows[0]["step"], variable, "sup", name)
-            points = {depth: e for (depth, h), e in every["total"].items() if h == at}
+            cells = cells_of(rows, rows[0]["step"], variable, "sup", name)
+            points = along(cells["total"], "L", at)
             series(left, points, _select(fits, variable, name, "total", at), look(i), name)
-            if "bias" in every and name in ("training", "mean of the worst"):
-                bias = {depth: e for (depth, _), e in every["bias"].items()}
-                style = BIAS if name == "training" else {"color": "0.45", "marker": "*"}
-                text = "bias, training" if name == "training" else "bias, worst"
-                series(left, bias, _select(fits, variable, name, "bias", "inf"), style, text)
+            if "bias" in cells and name in biases:
+                bias = along(cells["bias"], "L", math.inf)
+                fit = _select(fits, variable, name, "bias", "inf")
+                series(left, bias, fit, biases[name], f"bias, {name.split()[-1]}")
         log_axes(left, sorted(points))
         label(left, x="depth L", y=f"{NAMES[variable]}\nsup error", title=f"H={at}")
         legend_below(left)
         triangle(left, (-1 / 3, -1 / 2))
-        names, groups = [], {"total": [], "bias": []}
-        for name in SETS:
-            names.append(name)
-            for term, where in (("total", at), ("bias", "inf")):
-                fit = _select(fits, variable, name, term, where)
-                groups[term].append(fit and Measured.fit("", "", fit))
-        dots(right, groups, names, {-0.5: "−1/2", -1 / 3: "−1/3", -1.0: "−1"})
+        groups = {
+            term: [
+                (fit := _select(fits, variable, name, term, where)) and Measured.fit("", "", fit)
+                for name in SETS
+            ]
+            for term, where in (("total", at), ("bias", "inf"))
+        }
+        dots(right, groups, SETS, (-0.5, -1 / 3, -1.0))
         label(right, x="exponent in L")
-        right.legend(fontsize=6.5, frameon=False, loc="lower center")
+        legend(right, loc="lower center")
     return out

@@ -15,9 +15,10 @@ largest. That is what `fit_rates` reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ..model.rules.identity import require_same_rule
@@ -148,15 +149,15 @@ def error_table(
         rows += _norms(_key(run, step, variable, "total", where), run.seeds, _square(total))
         key = _key(run, step, variable, "fluctuation", where)
         rows += _norms(key, run.seeds, _square(fluctuation))
-        peak = _peak(_mean_square(total))
+        peak = _peak(mean_square(total))
         cross = 2 * (fluctuation * bias).sum(-1).mean((-1, -2))[:, peak]
         rows += _rows(_key(run, step, variable, "cross", where), "rms", run.seeds, cross)
         if predicted is not None:
             expected = getattr(predicted, _attribute(variable, where))[step]
-            peak = _peak(_mean_square(fluctuation))
+            peak = _peak(mean_square(fluctuation))
             for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
                 key = _key(run, step, variable, term, where)
-                rows += _rows(key, "rms", run.seeds, _mean_square(value)[:, peak].sqrt())
+                rows += _rows(key, "rms", run.seeds, mean_square(value)[:, peak].sqrt())
     for step, square, weights in _head_distances(run, whole, None):
         key = _key(run, step, "theta", "fluctuation", "train")
         rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
@@ -191,7 +192,7 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
         for variable, where in _sets(run):
             name = _attribute(variable, where)
             values = getattr(run, name)[step][alive]
-            gap = _mean_square(values.mean(0) - getattr(limit, name)(step, depths))
+            gap = mean_square(values.mean(0) - getattr(limit, name)(step, depths))
             peak = _peak(gap[None])
             spread = values.var(0).sum(-1).mean((-1, -2))[peak] if count > 1 else torch.nan
             rows.append(
@@ -319,9 +320,19 @@ def _rows(key: Row, norm: str, seeds, errors: torch.Tensor) -> list[Row]:
     ]
 
 
-def _mean_square(gap: torch.Tensor) -> torch.Tensor:
+def mean_square(gap: torch.Tensor) -> torch.Tensor:
     """mean_{b,i} |gap|^2 for gap (..., B, N, d)."""
     return gap.square().sum(-1).mean((-1, -2))
+
+
+def root_mean_square(errors: Sequence[float]) -> float:
+    """Of errors over seeds; those that are not finite, of diverged runs, are left out.
+
+    NaN if none is left.
+    """
+    kept = np.asarray(errors, dtype=float)
+    kept = kept[np.isfinite(kept)]
+    return math.sqrt(np.mean(kept**2)) if len(kept) else math.nan
 
 
 def _peak(square: torch.Tensor) -> int:
