@@ -337,6 +337,7 @@ def family(unit_field=Tanh.unit_field, **declared):
 DECLARED = {
     "no matrices": ({}, "got none with the size d"),
     "no size d": ({"matrices": {"w": "n n"}}, "got none with the size d"),
+    "all optional": ({"matrices": {"w": "n d"}, "optional": ("w",)}, "that is always there"),
     "three sizes": ({"matrices": {"w": "n d k"}}, "got w of shape 'n d k'"),
     "bias of two sizes": ({"matrices": {"w": "n d"}, "biases": {"b": "n d"}}, "got b of shape"),
     "a taken name": ({"matrices": {"field": "n d"}}, "got field, a name that is taken"),
