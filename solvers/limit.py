@@ -299,7 +299,7 @@ def solve_limit(
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
-        law = problem.law.nodes(number, nodes_seed + scrambling).heads.to(problem.dtype)
+        law = problem.law.whole(number, nodes_seed + scrambling, problem.dtype)
         arguments = (problem, law, rule, steps, record, grid)
         scheme = _choose(method, device)
         try:

@@ -22,6 +22,7 @@ from ipslimit import (
     train_particles,
 )
 from ipslimit.model.laws import LAWS
+from ipslimit.solvers import solve_limit
 
 UNIFORM = XavierUniform(3, 2)
 NORMAL = TruncatedNormal(3, 2, std=0.5, bound=0.8)
@@ -376,6 +377,9 @@ class Careless(Squares):
     def draw(self, count, depth, generator, dtype):
         return super().draw(count + 1, depth, generator, dtype)
 
+    def nodes(self, n=1024, seed=0):
+        return super().nodes(n, seed).heads
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -383,7 +387,7 @@ class Careless(Squares):
     [
         (
             lambda: NoSize().nodes(8),
-            "NoSize must have the sizes m, d of Heads as fields; got no m. Add m: int",
+            "NoSize must have the sizes d, m of Heads as fields; got no d. Add d: int",
         ),
         (lambda: Endless(2, 1).nodes(8), "got some that are not finite"),
         (lambda: Short(2, 1).nodes(8), "must be finite numbers of shape (8, 4)"),
@@ -394,6 +398,10 @@ class Careless(Squares):
         (
             lambda: train_particles(small_problem(Careless(3, 2)), SGD(0.1), 2, 3, 1, device="cpu"),
             "draw of Careless(d=3, m=2) must return a Draw of packed (2, 24, 3)",
+        ),
+        (
+            lambda: solve_limit(small_problem(Careless(3, 2)), SGD(0.1), 1, device="cpu"),
+            "nodes of Careless(d=3, m=2) must return Atoms of its own units; got ",
         ),
     ],
 )

@@ -1,7 +1,9 @@
 """The model: what the particle transformer and the limit share, and the particle transformer.
 
-heads      theta = (Q, K, V, O), many at once, with weights: the measure nu
-attention  the field of that measure and its transpose; `eager` computes it with torch
+units      theta, many at once, with weights: the measure nu, and what is asked of any family
+           (`layout`: how they are stored; `passes`, `by_autograd`: their field by default)
+heads      the family of attention heads, theta = (Q, K, V, O)
+attention  their field and its transpose, defined; `eager` computes it with torch
 laws       which heads training starts from, and their quadrature
 problem    contexts, targets, loss, law
 rules      optimizer rules: pure maps of heads, used by layers and depth nodes alike

@@ -60,7 +60,14 @@ def _outputs(tokens, parts, layout, causal: bool) -> tuple[torch.Tensor, list[to
     def one(x, parts):
         return family.unit_field(x, causal, **parts)
 
-    found = vmap(vmap(one, in_dims=(0, None)))(tokens, parts)
+    try:
+        found = vmap(vmap(one, in_dims=(0, None)))(tokens, parts)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"{family.__name__}.unit_field must work on x (N, d) and the parts of one unit, for "
+            f"torch.func.vmap; calling it failed: {' '.join(str(error).split())}. Branch on no "
+            "values, and change nothing in place."
+        ) from error
     outputs, *inner = found if isinstance(found, tuple) else (found,)
     lead, got = tokens.shape[:3], [tuple(t.shape) for t in (outputs, *inner)]
     sizes = [rows.stop - rows.start for rows in layout.inner_rows.values()]

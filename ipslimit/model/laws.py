@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 import torch
 
-from ..checks import require_bool, require_finite, require_int, require_real, require_room
+from ..checks import require_bool, require_finite, require_int, require_real, require_room, shown
 from .heads import Heads
 from .layout import Layout
 from .units import Units
@@ -26,9 +26,9 @@ from .units import Units
 class Law(abc.ABC):
     """A probability law over units of one family, with compact support.
 
-    One's own law is a dataclass whose fields are the named sizes of its family (d and m of heads),
+    One's own is a dataclass whose fields are the named sizes of its family (d and m of heads),
     perhaps `biases`, and its options; a docstring under a field is its help. Mostly `SampledLaw` is
-    the base to take, which needs one formula; this one leaves both draws and quadrature to you.
+    the base to take, which needs one formula; with this one, draws and quadrature are yours.
 
     Attributes
     ----------
@@ -45,16 +45,16 @@ class Law(abc.ABC):
     def layout(self) -> Layout:
         """Sizes from the fields of their names; all biases of the family if `biases` is True."""
         biases = require_bool("biases", getattr(self, "biases", False))
-        order = dict.fromkeys(a for shape in self.units.declared.values() for a in shape.split())
-        missing = [name for name in order if not hasattr(self, name)]
+        names = sorted({axis for shape in self.units.declared.values() for axis in shape.split()})
+        missing = [name for name in names if not hasattr(self, name)]
         if missing:
             raise TypeError(
-                f"{type(self).__name__} must have the sizes {', '.join(order)} of "
+                f"{type(self).__name__} must have the sizes {', '.join(names)} of "
                 f"{self.units.__name__} as fields; got no {missing[0]}. Add {missing[0]}: int."
             )
-        sizes = {name: require_int(name, getattr(self, name)) for name in sorted(order)}
-        names = (*self.units.optional, *(self.units.biases if biases else ()))
-        return self.units.make_layout(names, **sizes)
+        sizes = {name: require_int(name, getattr(self, name)) for name in names}
+        parts = (*self.units.optional, *(self.units.biases if biases else ()))
+        return self.units.make_layout(parts, **sizes)
 
     @abc.abstractmethod
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
@@ -73,16 +73,34 @@ class Law(abc.ABC):
         """How many units a layer of `count` draws, or nodes, takes in memory."""
         return count
 
+    def drawn(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
+        """`draw`, with a look at what a law of one's own gives."""
+        draw, kept = self.draw(count, depth, rng, dtype), self.stored(count)
+        wanted = [(depth, self.layout.size, kept), (depth, kept)]
+        tensors = [draw.packed, draw.weights] if isinstance(draw, Draw) else []
+        if [(tuple(t.shape), t.dtype) for t in tensors] != [(shape, dtype) for shape in wanted]:
+            got = " and ".join(f"{tuple(t.shape)} in {t.dtype}" for t in tensors) or shown(draw)
+            raise ValueError(
+                f"draw of {self!r} must return a Draw of packed {wanted[0]} and weights "
+                f"{wanted[1]} in {dtype}; got {got}. See ipslimit.Law."
+            )
+        return draw
+
+    def whole(self, n: int, seed: int, dtype) -> Units:
+        """The units of `nodes`, with a look at what a law of one's own gives."""
+        nodes = self.nodes(n, seed)
+        if not isinstance(nodes, Atoms) or nodes.layout != self.layout:
+            got = nodes if isinstance(nodes, Law) else shown(nodes)
+            raise ValueError(f"nodes of {self!r} must return Atoms of its own units; got {got}.")
+        return nodes.heads.to(dtype)
+
     def __repr__(self) -> str:
-        if not dataclasses.is_dataclass(self):
-            return f"{type(self).__name__}({', '.join(f'{n}={s}' for n, s in self.layout.sizes)})"
-        named = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        named = dict(self.layout.sizes)
+        if dataclasses.is_dataclass(self):
+            named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         # biases are told of where there are some
-        texts = (
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value!r}"
-            for name, value in named
-            if (name, value) != ("biases", False)
-        )
+        told = (item for item in named.items() if item != ("biases", False))
+        texts = (f"{n}={v:g}" if isinstance(v, float) else f"{n}={v!r}" for n, v in told)
         return f"{type(self).__name__}({', '.join(texts)})"
 
 
@@ -240,20 +258,17 @@ class SampledLaw(Law):
 
     def check_nodes(self, n: object, seed: object) -> None:
         if require_int("n", n, 2 if self._mirrored else 1) % 2 and self._mirrored:
-            raise ValueError(
-                f"n must be even, as the nodes of {self!r} are antithetic pairs; got {n}. Use "
-                f"{n + 1}."
-            )
+            pairs = f"as the nodes of {self!r} are antithetic pairs"
+            raise ValueError(f"n must be even, {pairs}; got {n}. Use {n + 1}.")
         require_int("seed", seed, 0)
         most = scipy.stats.qmc.Sobol.MAXDIM  # so far their sequences are tabulated
         if self.uniforms > most:
-            names, sizes = zip(*sorted(self.layout.sizes), strict=True)
-            product = math.prod(sizes)
-            numbers = ", ".join(f"{name}={size}" for name, size in sorted(self.layout.sizes))
+            sizes = dict(sorted(self.layout.sizes))
+            bound = most * math.prod(sizes.values()) // self.uniforms
             raise ValueError(
-                f"{'*'.join(names)} must be at most {most * product // self.uniforms} for Sobol "
-                f"nodes (one dimension per parameter); got {numbers}. Use Atoms for larger "
-                f"{self.units.noun}."
+                f"{'*'.join(sizes)} must be at most {bound} for Sobol nodes (one dimension per "
+                f"parameter); got {', '.join(f'{n}={s}' for n, s in sizes.items())}. Use Atoms for "
+                f"larger {self.units.noun}."
             )
         require_room("n", n * self.layout.size, torch.float64)
 
@@ -309,22 +324,16 @@ class SampledLaw(Law):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class XavierUniform(SampledLaw):
-    """Entries uniform in +-gain sqrt(6 / (d + m)).
-
-    Parameters
-    ----------
-    d, m : int
-        Token dimension and head size.
-    gain : float > 0
-    biases : bool
-        Whether heads have biases bq, bk, bv and bo, which start at zero.
-    """
+    """Entries uniform in +-gain sqrt(6 / (d + m))."""
 
     d: int
+    """Token dimension."""
     m: int
+    """Head size."""
     gain: float = 1.0
     """Of the uniform law +-gain sqrt(6 / (d + m))."""
     biases: bool = False
+    """Whether heads have biases bq, bk, bv and bo, which start at zero."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -342,25 +351,18 @@ class XavierUniform(SampledLaw):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TruncatedNormal(SampledLaw):
-    """Entries normal with standard deviation `std` before truncation to [-bound, bound].
-
-    Parameters
-    ----------
-    d, m : int
-        Token dimension and head size.
-    std, bound : float > 0
-        Both in the units of the entries.
-    biases : bool
-        Whether heads have biases bq, bk, bv and bo, which start at zero.
-    """
+    """Entries normal with standard deviation `std` before truncation to [-bound, bound]."""
 
     d: int
+    """Token dimension."""
     m: int
+    """Head size."""
     std: float
     """Standard deviation of an entry, before truncation."""
     bound: float
     """Entries beyond +-bound do not occur."""
     biases: bool = False
+    """Whether heads have biases bq, bk, bv and bo, which start at zero."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -153,8 +153,8 @@ def undeclared(family: type, taken: set[str]) -> str | None:
     clash = sorted((set(shapes) & taken) | (sizes & set(dir(Layout))))
     if clash:
         return f"{clash[0]}, a name that is taken"
-    if not family.matrices or "d" not in sizes:
-        return "none with the size d of the tokens"
+    if not set(family.matrices) - set(family.optional) or "d" not in sizes:
+        return "none with the size d of the tokens that is always there"
     named = {*family.optional, *family.transposed, *family.mirror, *family.maps}
     named |= {name for pair in family.pairs for side in pair for name in side}
     named |= {bias for bias, _ in family.maps.values()}

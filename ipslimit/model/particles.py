@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from ..checks import require_int, require_real, require_room, resolve_device, shown
-from .laws import Draw
 from .layers import Layers, Training
 from .problem import Problem
 from .rules import Rule
@@ -112,27 +111,16 @@ def train_particles(
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
-        share = require_group(
-            group,
-            {
-                "rule": rule_text(rule),
-                "depth": depth,
-                "heads": heads,
-                "steps": steps,
-                "seeds": seeds,
-                "root_seed": root_seed,
-                "record": record,
-                "residual_exponent": residual_exponent,
-                "nodes": nodes,
-                "nodes_seed": nodes_seed,
-                "law": type(problem.law).__name__,
-                "contexts": (*problem.contexts.shape, float(problem.contexts.sum())),
-            },
-        )
+        same = {"rule": rule_text(rule), "depth": depth, "heads": heads, "steps": steps}
+        same |= {"seeds": seeds, "root_seed": root_seed, "record": record, "nodes": nodes}
+        same |= {"residual_exponent": residual_exponent, "nodes_seed": nodes_seed}
+        same |= {"law": type(problem.law).__name__}
+        same |= {"contexts": (*problem.contexts.shape, float(problem.contexts.sum()))}
+        share = require_group(group, same)
 
     counts = atoms = None
     if heads is None:
-        whole = problem.law.nodes(nodes, nodes_seed).heads.to(problem.dtype)
+        whole = problem.law.whole(nodes, nodes_seed, problem.dtype)
         if share is not None:
             own = shard(whole.count, *share)
             whole = whole.map(lambda t: t[..., own])
@@ -170,8 +158,7 @@ def _drawn(
     start, counts, atoms = None, [], []
     for i, seed in enumerate(seeds):
         rng = draw_generator(root_seed, depth, heads, seed)
-        draw = problem.law.draw(heads, depth, rng, problem.dtype)
-        _require_draw(problem, draw, depth, heads)
+        draw = problem.law.drawn(heads, depth, rng, problem.dtype)
         if share is not None:
             draw = draw.share(shard(draw.packed.shape[-1], *share))
         if start is None:
@@ -258,27 +245,6 @@ def _record_probes(layers: Layers, problem: Problem, run: ParticleRun, step: int
     run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
     p = layers.backward(x, p_end, keep=True)
     run.probe_x[step], run.probe_p[step] = x.transpose(0, 1), p.transpose(0, 1)
-
-
-def _require_draw(problem: Problem, draw: object, depth: int, heads: int) -> None:
-    """Refuse what a law of the user's draws, if it is not `heads` units for each of the layers."""
-    law = problem.law
-    if isinstance(draw, Draw):
-        stored = draw.packed.shape[-1]
-        right = (
-            draw.packed.shape == (depth, law.layout.size, stored)
-            and draw.weights.shape == (depth, stored)
-            and draw.packed.dtype == draw.weights.dtype == problem.dtype
-        )
-        if right and (draw.counts is not None or stored == heads):
-            return
-        got = f"{tuple(draw.packed.shape)} and weights {tuple(draw.weights.shape)}"
-    else:
-        got = shown(draw)
-    raise ValueError(
-        f"draw of {law!r} must return a Draw of packed {(depth, law.layout.size, heads)} and "
-        f"weights {(depth, heads)} in {problem.dtype}; got {got}. See ipslimit.Law."
-    )
 
 
 def draw_generator(root_seed: int, depth: int, heads: int, seed: int) -> np.random.Generator:

@@ -95,12 +95,11 @@ class Units:
             )
 
     def __init__(self, weights=None, **parts):
-        family = type(self)
         unknown = [name for name in parts if name not in self.declared]
         if unknown:
             raise TypeError(
-                f"{family.__name__} must have parts {', '.join(self.declared)}; got {unknown[0]}. "
-                "Name them as declared."
+                f"{type(self).__name__} must have parts {', '.join(self.declared)}; got "
+                f"{unknown[0]}. Name them as declared."
             )
         needed = [name for name in self.matrices if name not in self.optional]
         parts = {
@@ -127,7 +126,7 @@ class Units:
                 f"weights must broadcast to {(*lead, count)}; got {tuple(weights.shape)}. Give one "
                 f"weight per {self.noun[:-1]}, or one per leading index and {self.noun[:-1]}."
             ) from None
-        self.layout = Layout(family, tuple(sizes.items()), tuple(parts))
+        self.layout = self.make_layout(tuple(parts), **sizes)
         self.packed = self.layout.pack(parts)
         self.weights = weights
 
@@ -163,10 +162,12 @@ class Units:
 
     @classmethod
     def make_layout(cls, parts: tuple[str, ...] = (), **sizes: int) -> Layout:
-        """The layout of units of these sizes, with the optional matrices and biases named."""
+        """The layout of units of these sizes, with those of the optional parts that are named."""
         names = (n for n in cls.declared if n in parts or n not in (*cls.optional, *cls.biases))
         order = dict.fromkeys(axis for shape in cls.declared.values() for axis in shape.split())
-        return Layout(cls, tuple((axis, sizes[axis]) for axis in order), tuple(names))
+        return Layout(
+            cls, tuple((axis, sizes[axis]) for axis in order if axis in sizes), tuple(names)
+        )
 
     @staticmethod
     def from_packed(packed: torch.Tensor, weights: torch.Tensor, layout: Layout) -> Units:
