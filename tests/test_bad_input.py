@@ -272,7 +272,7 @@ LAW_CASES = {
     "nodes odd": (
         lambda: XavierUniform(3, 2).nodes(7),
         ValueError,
-        ["n must be even", "7", "Use 8"],
+        ["nodes must be even in number", "7", "Use 8"],
     ),
     "nodes none": (lambda: XavierUniform(3, 2).nodes(0), ValueError, ["n must be at least 2"]),
     "nodes a float": (lambda: XavierUniform(3, 2).nodes(8.0), TypeError, ["n must be an integer"]),

@@ -393,7 +393,7 @@ class Careless(Squares):
         (lambda: Short(2, 1).nodes(8), "must be finite numbers of shape (8, 4)"),
         (lambda: Mixture(0, 1), "d must be at least 1"),
         (lambda: Mixture(2, 1, biases=1), "biases must be True or False"),
-        (lambda: Mixture(2, 1).nodes(7), "n must be even"),
+        (lambda: Mixture(2, 1).nodes(7), "nodes must be even in number"),
         (lambda: Squares(2, 1).nodes(0), "n must be at least 1"),
         (
             lambda: train_particles(small_problem(Careless(3, 2)), SGD(0.1), 2, 3, 1, device="cpu"),

@@ -61,8 +61,8 @@ def test_a_study_of_ones_own_is_a_file_of_25_lines(file, tmp_path, capsys):
     finding = read_finding(out)
     assert finding["study"] == "temperature" and "how sharp" in finding["design"]
     assert finding["settings"]["gain"] == [0.5, 0.7, 1.0] and "gain 0.7" in finding["sentence"]
-    assert finding["settings"]["setting"]["lr"] == 0.05
-    assert "gain" not in finding["settings"]["setting"]
+    assert finding["settings"]["setting"]["rule_options"]["lr"] == 0.05
+    assert "gain" not in finding["settings"]["setting"]["law_options"]
     tables = {table["name"]: table for table in finding["tables"]}
     assert {row["gain"] for row in tables["exponents"]["rows"]} == {"0.5", "0.7", "1"}
     with open(out / "exponents.csv") as rows:

@@ -258,8 +258,8 @@ class SampledLaw(Law):
 
     def check_nodes(self, n: object, seed: object) -> None:
         if require_int("n", n, 2 if self._mirrored else 1) % 2 and self._mirrored:
-            pairs = f"as the nodes of {self!r} are antithetic pairs"
-            raise ValueError(f"n must be even, {pairs}; got {n}. Use {n + 1}.")
+            pairs = f"as those of {self!r} are antithetic pairs"
+            raise ValueError(f"nodes must be even in number, {pairs}; got {n}. Use {n + 1}.")
         require_int("seed", seed, 0)
         most = scipy.stats.qmc.Sobol.MAXDIM  # so far their sequences are tabulated
         if self.uniforms > most:
