@@ -11,7 +11,6 @@ from builders import clipped, random_heads, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, Heads, Rebalance, Rule, train_particles
 from ipslimit.measure.errors import bias_table
-from ipslimit.model.heads import Layout
 from ipslimit.model.particles import train_from
 from ipslimit.model.rules import trial
 from ipslimit.model.runs import empty_run
@@ -362,12 +361,3 @@ def test_what_is_remembered_of_trials_stays_small():
         trial._tried.add(lr)
     train(Watched(0.3))
     assert len(trial._tried) == 1
-
-
-def test_every_rule_of_ours_passes_the_trial_that_it_is_spared():
-    from test_rules import RULES
-
-    for rule in RULES:
-        for layout in (Layout(3, 2, ("bq", "bk", "bv", "bo")), Layout(1, 1, ("bo",))):
-            for steps in (1, 7):
-                trial.Trial(rule, layout, torch.device("cpu"), steps).run(torch.float32)
