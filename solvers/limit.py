@@ -47,8 +47,9 @@ class LimitRun:
         states, costates or loss became non-finite on the finest grid.
     error : float
         Estimated largest error in depth of any component of x and p at the recorded steps, on
-        training and probe contexts and at all depths; inf if diverged. That of heads is in
-        `error_at`, that of the quadrature in `quadrature_error`.
+        training and probe contexts and at all depths; inf if diverged, or if only the coarser grid
+        that it is compared with did. That of heads is in `error_at`, that of the quadrature in
+        `quadrature_error`.
     message : str
         The status with its reason, both errors where there are two, and what to do about it.
     loss : tensor (steps+1,)

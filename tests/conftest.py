@@ -1,5 +1,7 @@
 """Settings shared by all tests."""
 
+import sys
+
 import pytest
 import torch
 from builders import small_problem
@@ -11,6 +13,24 @@ torch.set_num_threads(1)
 # Property tests: the same examples on every run, and no time limit on a busy machine.
 settings.register_profile("ipslimit", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("ipslimit")
+
+
+def pytest_configure(config):
+    """Values that are drawn by anything but hypothesis would not be the same on every run."""
+    strict = "error::hypothesis.errors.HypothesisDeprecationWarning"
+    config.addinivalue_line("filterwarnings", strict)
+
+
+@pytest.fixture(autouse=True)
+def no_client_outlives_its_test():
+    """A Dask client left open looks for its scheduler from a thread, at random intervals.
+
+    They are drawn from the global generator, under the hands of whatever test comes next.
+    """
+    yield
+    if "distributed" in sys.modules:
+        for client in list(sys.modules["distributed"].Client._instances):
+            client.close()
 
 
 @pytest.fixture

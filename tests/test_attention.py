@@ -1,4 +1,7 @@
-"""The attention kernel against its definition, its derivative and its symmetries."""
+"""The attention kernel against its definition and the derivative of that.
+
+Symmetries of the definition follow; those of whole runs are in test_contract.py.
+"""
 
 import math
 
@@ -8,7 +11,6 @@ import torch
 from builders import (
     BIASES,
     F64,
-    MATRICES,
     assert_to_rounding,
     naive_field,
     naive_head_fields,
@@ -16,14 +18,8 @@ from builders import (
     parts_of,
     random_parts,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ipslimit import Heads, attention_field, attention_vjp
-from ipslimit.model import eager
 
 # Sums of at most a few hundred terms of size O(1), and one exponential: some tens of roundings
 # in the mean, and ten times that is allowed.
@@ -68,6 +64,12 @@ def with_gradients(tensors):
     return {name: tensor.detach().clone().requires_grad_() for name, tensor in tensors.items()}
 
 
+def all_results(x, heads, c, causal=True):
+    dx, dheads = attention_vjp(x, heads, c, causal)
+    results = {"field": attention_field(x, heads, causal), "dx": dx}
+    return results | {"dheads": dheads.packed, "dweights": dheads.weights}
+
+
 # --- the field ---------------------------------------------------------------------------------
 
 
@@ -90,20 +92,10 @@ def test_field_is_the_definition_written_as_loops(causal):
     assert_to_rounding(actual, torch.from_numpy(expected), ROUNDING)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("biases", [(), BIASES, ("bk", "bo")], ids=lambda names: ",".join(names))
-@pytest.mark.parametrize("x_lead,heads_lead", LEADS)
-def test_field_broadcasts_over_leading_dimensions(x_lead, heads_lead, biases, causal):
-    x, parts, _ = example(x_lead, heads_lead, biases=biases)
-    actual = attention_field(x, Heads(**parts), causal)
-    assert_to_rounding(actual, naive_field(x, parts, causal), ROUNDING)
-
-
 @pytest.mark.parametrize("sizes", [{"N": 1}, {"m": 1, "d": 1}, {"H": 1, "B": 1}, {"m": 5, "d": 2}])
 def test_field_and_vjp_at_the_smallest_and_oddest_sizes(sizes):
     x, parts, c = example((2,), (2,), **sizes)
-    assert_to_rounding(attention_field(x, Heads(**parts)), naive_field(x, parts), ROUNDING)
-    check_vjp(x, parts, c, causal=False)
+    check(x, parts, c, causal=False)
 
 
 def test_default_weights_give_the_mean_over_heads():
@@ -161,31 +153,17 @@ def test_extreme_logits_give_the_hard_maximum_and_no_nan(dtype, causal):
     assert torch.isfinite(dheads.weights).all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_float32_is_within_1e5_of_float64(causal):
-    # 1e-5 is about 100 roundings of float32, on fields and derivatives of size O(1)
-    x, parts, c = example((3,), (3,), N=8, d=4, m=4, H=16)
-    heads = Heads(**parts)
-    narrow = (x.float(), heads.to(torch.float32))
-    field = attention_field(x, heads, causal)
-    dx, dheads = attention_vjp(x, heads, c, causal)
-    field32 = attention_field(*narrow, causal)
-    dx32, dheads32 = attention_vjp(*narrow, c.float(), causal)
-    pairs = [(field32, field), (dx32, dx), (dheads32.packed, dheads.packed)]
-    for single, double in [*pairs, (dheads32.weights, dheads.weights)]:
-        assert single.dtype == torch.float32
-        assert float((single - double).abs().max()) < 1e-5 * float(double.abs().max())
-
-
 # --- the derivative ----------------------------------------------------------------------------
 
 
-def check_vjp(x, parts, c, causal):
-    """dx, and per-unit-weight derivatives of every part, against autograd of the definition."""
+def check(x, parts, c, causal):
+    """Field, dx, and derivatives per unit weight of every part: the definition and its autograd."""
     x_, p = x.clone().requires_grad_(), with_gradients(parts)
     (c * naive_field(x_, p, causal)).sum().backward()
     unit = with_gradients(parts | {"weights": torch.ones_like(parts["weights"])})
     (c * naive_field(x, unit, causal)).sum().backward()
+    field = attention_field(x, Heads(**parts), causal)
+    assert_to_rounding(field, naive_field(x, parts, causal), ROUNDING, "field")
     dx, dheads = attention_vjp(x, Heads(**parts), c, causal)
     assert_to_rounding(dx, x_.grad, ROUNDING, "x")
     assert_to_rounding(dheads.weights, p["weights"].grad, ROUNDING, "weights")
@@ -203,15 +181,15 @@ def check_vjp(x, parts, c, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("biases", [(), BIASES, ("bk", "bo")], ids=lambda names: ",".join(names))
 @pytest.mark.parametrize("x_lead,heads_lead", LEADS)
-def test_vjp_is_autograd_of_the_definition(x_lead, heads_lead, biases, causal):
+def test_field_and_vjp_are_the_definition_and_its_autograd(x_lead, heads_lead, biases, causal):
     x, parts, c = example(x_lead, heads_lead, biases=biases)
-    check_vjp(x, parts, c, causal)
+    check(x, parts, c, causal)
 
 
 def test_a_head_of_weight_zero_has_a_derivative_per_unit_weight():
     x, parts, c = example((), ())
     parts["weights"][1] = 0.0
-    check_vjp(x, parts, c, causal=False)
+    check(x, parts, c, causal=False)
     dheads = attention_vjp(x, Heads(**parts), c)[1]
     for name, part in dheads.parts().items():
         assert name == "bk" or (part[1] != 0).all(), name
@@ -291,80 +269,6 @@ def test_inputs_are_left_unchanged():
     attention_vjp(x, heads, c, True)
     for tensor, copy in zip((x, heads.packed, heads.weights, c), before):
         assert torch.equal(tensor, copy)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", ["x", *MATRICES, *BIASES, "weights"])
-def test_vjp_is_the_adjoint_of_the_derivative(name, causal):
-    """<c, D u> = <D^T c, u> for a direction u in each argument, D u of the definition."""
-    x, parts, c = example((2,), (2,))
-    arguments = parts | {"x": x}
-    u = normal(*arguments[name].shape, seed=7)
-
-    def field(value):
-        changed = arguments | {name: value}
-        return naive_field(changed.pop("x"), changed, causal)
-
-    forward = (c * torch.autograd.functional.jvp(field, arguments[name], u)[1]).sum()
-    dx, dheads = attention_vjp(x, Heads(**parts), c, causal)
-    if name == "x":
-        backward = (dx * u).sum()
-    elif name == "weights":
-        backward = (dheads.weights * u).sum()
-    else:
-        per_unit_weight = (dheads.parts()[name] * u).flatten(2).sum(-1)
-        backward = (per_unit_weight * parts["weights"]).sum()
-    # a sum of ~100 products more than in the field itself
-    assert_to_rounding(backward, forward, 10 * ROUNDING)
-
-
-def fitted_order(h, errors):
-    return float(np.polyfit(np.log(h), np.log(errors), 1)[0])
-
-
-def remainders(x, parts, c, name, face):
-    """|phi(a + h u) - phi(a) - h phi'(a) u| over h, for phi = sum(c * field), a the argument."""
-    arguments = parts | {"x": x}
-    moved = list(arguments) if name == "all" else [name]
-    directions = {key: normal(*arguments[key].shape, seed=11 + i) for i, key in enumerate(moved)}
-
-    def phi(changed):
-        changed = dict(changed)
-        return (c * attention_field(changed.pop("x"), Heads(**changed))).sum()
-
-    if face == "autograd":
-        leaves = with_gradients(arguments)
-        phi(leaves).backward()
-        slopes = {key: leaf.grad for key, leaf in leaves.items()}
-    else:
-        dx, dheads = attention_vjp(x, Heads(**parts), c)
-        weighted = dheads.with_packed(dheads.packed * parts["weights"][..., None, :])
-        slopes = weighted.parts() | {"x": dx, "weights": dheads.weights}
-    slope = sum((slopes[key] * u).sum() for key, u in directions.items())
-    h = 2.0 ** -np.arange(7, 16)
-    errors = []
-    for step in h:
-        changed = arguments | {key: arguments[key] + step * u for key, u in directions.items()}
-        errors.append(abs(float(phi(changed) - phi(arguments) - step * slope)))
-    return h, errors
-
-
-@pytest.mark.parametrize("face", ["vjp", "autograd"])
-@pytest.mark.parametrize("name", ["all", "x", "q", "k", "bq"])
-def test_error_of_the_linearisation_falls_like_h_squared(name, face):
-    x, parts, c = example((), ())
-    # phi'' is ~100 at most: at the smallest h, 3e-5, a slope wrong by 1 % would give order 1;
-    # rounding, 1e-14, is far below phi'' h^2 / 2
-    h, errors = remainders(x, parts, c, name, face)
-    assert abs(fitted_order(h, errors) - 2) < 0.2
-
-
-@pytest.mark.parametrize("face", ["vjp", "autograd"])
-@pytest.mark.parametrize("name", ["v", "o", "bv", "bo", "weights", "bk"])
-def test_linearisation_is_exact_where_the_field_is_affine(name, face):
-    x, parts, c = example((), ())
-    _, errors = remainders(x, parts, c, name, face)
-    assert max(errors) < 10 * ROUNDING * torch.finfo(F64).eps  # a sum over the whole field
 
 
 # --- the autograd face -------------------------------------------------------------------------
@@ -450,256 +354,6 @@ def test_a_diverged_context_leaves_the_others_bit_identical():
     for before, after in zip(clean, spoilt):
         assert torch.equal(before[[0, 2]], after[[0, 2]])
         assert torch.isnan(after[1]).all()
-
-
-# --- chunks ------------------------------------------------------------------------------------
-
-
-def set_budgets(monkeypatch, entries):
-    monkeypatch.setattr(eager, "TOKEN_BUDGET", entries)
-    monkeypatch.setattr(eager, "PAIR_BUDGET", 8 * entries)  # bytes, of doubles
-
-
-def all_results(x, heads, c, causal=True):
-    dx, dheads = attention_vjp(x, heads, c, causal)
-    results = {"field": attention_field(x, heads, causal), "dx": dx}
-    return results | {"dheads": dheads.packed, "dweights": dheads.weights}
-
-
-@pytest.mark.parametrize("budget", [1, 50, 200, 1000])
-@pytest.mark.parametrize("x_lead,heads_lead", [((5,), (5,)), ((5,), ()), ((), (5,))])
-def test_chunks_change_results_by_rounding_only(monkeypatch, budget, x_lead, heads_lead):
-    x, parts, c = example(x_lead, heads_lead, H=7, B=3)
-    heads = Heads(**parts)
-    whole = all_results(x, heads, c)
-    set_budgets(monkeypatch, budget)
-    for name, chunked in all_results(x, heads, c).items():
-        # the same terms in another order of summation
-        assert_to_rounding(chunked, whole[name], ROUNDING, name)
-
-
-def test_chunks_of_leading_indices_change_no_bit(monkeypatch):
-    x, parts, c = example((6,), (6,), H=8, B=4, N=8, d=4, m=4)
-    heads = Heads(**parts)
-    unit = (8 + 4) * (3 * 4 + 4)
-    whole = all_results(x, heads, c)
-    for rows in (1, 2, 4):
-        budget = unit * 4 * 8 * rows
-        set_budgets(monkeypatch, budget)
-        row_blocks, context_blocks, head_blocks = eager.blocks(6, 4, 8, 8, 4, 4)
-        assert (len(row_blocks), len(context_blocks), len(head_blocks)) == (-(-6 // rows), 1, 1)
-        for name, chunked in all_results(x, heads, c).items():
-            assert torch.equal(chunked, whole[name]), (name, rows)
-
-
-def test_the_cut_over_heads_and_contexts_ignores_leading_dimensions(monkeypatch):
-    set_budgets(monkeypatch, 1000)
-    alone = eager.blocks(1, 5, 40, 4, 3, 2)
-    for rows in (2, 3, 100):
-        assert eager.blocks(rows, 5, 40, 4, 3, 2)[1:] == alone[1:]
-
-
-def test_blocks_cover_everything_once_within_the_budget(monkeypatch):
-    unit = (6 + 2) * (3 * 3 + 2)
-    for budget in (1, 150, 400, 1000, 3000, 2**18):
-        set_budgets(monkeypatch, budget)
-        cuts = eager.blocks(4, 5, 37, 6, 2, 3)
-        largest = math.prod(max(b.stop - b.start for b in blocks) for blocks in cuts)
-        assert unit * largest <= max(budget, unit)
-        for total, blocks in zip((4, 5, 37), cuts):
-            assert [i for block in blocks for i in range(total)[block]] == list(range(total))
-
-
-class Temporaries(TorchDispatchMode):
-    """Sizes, in entries, of the tensors that operations make and that are alive at one time."""
-
-    def __init__(self, *inputs):
-        super().__init__()
-        self.inputs = {t.untyped_storage().data_ptr() for t in inputs}
-        self.alive = {}  # address -> (size, weak reference)
-        self.moments = set()  # {address: size} of what was alive after each operation
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.alive = {at: made for at, made in self.alive.items() if not made[1].expired()}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.numel():
-                storage = tensor.untyped_storage()
-                if storage.data_ptr() not in self.inputs | self.alive.keys():
-                    size = storage.nbytes() // tensor.element_size()
-                    self.alive[storage.data_ptr()] = (size, StorageWeakRef(storage))
-        self.moments.add(frozenset((at, size) for at, (size, _) in self.alive.items()))
-        return result
-
-    def without(self, *outputs):
-        """(largest temporary, largest sum of live ones), not counting the outputs."""
-        skip = {t.untyped_storage().data_ptr() for t in outputs}
-        live = [[size for at, size in moment if at not in skip] for moment in self.moments]
-        return max(map(max, filter(None, live))), max(map(sum, live))
-
-
-def measured_temporaries(x, parts, c, causal=False):
-    heads = Heads(**parts)
-    with Temporaries(x, heads.packed, heads.weights, c) as field_mode:
-        field = attention_field(x, heads, causal)
-    with Temporaries(x, heads.packed, heads.weights, c) as vjp_mode:
-        dx, dheads = attention_vjp(x, heads, c, causal)
-    return field_mode.without(field), vjp_mode.without(dx, dheads.packed, dheads.weights)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("budget,H", [(1, 2), (1000, 24), (4000, 24)])
-def test_temporaries_keep_to_the_stated_bound(monkeypatch, budget, H, causal):
-    """No temporary over max(TOKEN_BUDGET, (N + d) (3 m + d), N^2); 6 and 10 of them at most."""
-    set_budgets(monkeypatch, budget)
-    x, parts, c = example((5,), (5,), H=H, N=6, B=3)
-    bound = max(budget, (6 + 3) * (3 * 2 + 3))
-    field, vjp = measured_temporaries(x, parts, c, causal)
-    assert field[0] <= bound
-    assert vjp[0] <= bound
-    assert field[1] <= 6 * bound
-    assert vjp[1] <= 10 * bound
-
-
-def test_temporaries_keep_to_the_stated_bound_where_d_is_large(monkeypatch):
-    set_budgets(monkeypatch, 4000)
-    x, parts, c = example((2,), (2,), H=64, N=2, B=2, m=2, d=96)
-    field, vjp = measured_temporaries(x, parts, c)
-    assert max(field[0], vjp[0]) <= 4000
-
-
-def test_broadcasting_copies_heads_and_tokens_at_most_once_each(monkeypatch):
-    set_budgets(monkeypatch, 4000)
-    x, parts, c = example((20, 1), (3,), H=40, N=2, B=1)
-    expanded = 20 * 3 * Heads(**parts).packed[0].numel()
-    field, vjp = measured_temporaries(x, parts, c)
-    assert max(field[0], vjp[0]) <= expanded
-    # packed, and its derivative before it is summed; weights and tokens are far smaller
-    assert field[1] <= 1.2 * expanded
-    assert vjp[1] <= 2.2 * expanded
-
-
-def test_an_attention_map_over_the_budget_still_works(monkeypatch):
-    set_budgets(monkeypatch, 10)
-    x, parts, c = example((), (), N=12)
-    assert_to_rounding(attention_field(x, Heads(**parts)), naive_field(x, parts), ROUNDING)
-    check_vjp(x, parts, c, causal=True)
-
-
-# --- symmetries --------------------------------------------------------------------------------
-
-SIZES = st.fixed_dictionaries(
-    {
-        "B": st.integers(1, 3),
-        "N": st.integers(1, 6),
-        "d": st.integers(1, 4),
-        "m": st.integers(1, 4),
-        "H": st.integers(1, 5),
-        "biases": st.sets(st.sampled_from(BIASES)).map(lambda some: tuple(sorted(some))),
-        "seed": st.integers(0, 2**20),
-    }
-)
-CAUSAL = st.booleans()
-
-
-def permutation(n, seed):
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-
-
-@given(SIZES)
-def test_permuting_tokens_permutes_field_and_costates(sizes):
-    x, parts, c = example((), (), **sizes)
-    order = permutation(sizes["N"], sizes["seed"])
-    heads = Heads(**parts)
-    assert_to_rounding(
-        attention_field(x[:, order], heads), attention_field(x, heads)[:, order], ROUNDING
-    )
-    dx, dheads = attention_vjp(x, heads, c)
-    dx_permuted, dheads_permuted = attention_vjp(x[:, order], heads, c[:, order])
-    assert_to_rounding(dx_permuted, dx[:, order], ROUNDING)
-    assert_to_rounding(dheads_permuted.packed, dheads.packed, ROUNDING)
-
-
-@given(SIZES, CAUSAL)
-def test_permuting_heads_changes_nothing_but_their_order(sizes, causal):
-    x, parts, c = example((), (), **sizes)
-    order = permutation(sizes["H"], sizes["seed"])
-    heads = Heads(**parts)
-    permuted = Heads(**{name: tensor[order] for name, tensor in parts.items()})
-    before, after = all_results(x, heads, c, causal), all_results(x, permuted, c, causal)
-    before["dheads"], before["dweights"] = before["dheads"][:, order], before["dweights"][order]
-    for name, result in after.items():
-        assert_to_rounding(result, before[name], ROUNDING, name)
-
-
-@given(SIZES, CAUSAL)
-def test_splitting_a_head_into_two_of_half_the_weight_changes_nothing(sizes, causal):
-    x, parts, c = example((), (), **sizes)
-    split = {name: torch.cat([tensor, tensor[:1]]) for name, tensor in parts.items()}
-    split["weights"][0] /= 2
-    split["weights"][-1] /= 2
-    before = all_results(x, Heads(**parts), c, causal)
-    after = all_results(x, Heads(**split), c, causal)
-    for name in ("field", "dx"):
-        assert_to_rounding(after[name], before[name], ROUNDING, name)
-    for name in ("dheads", "dweights"):  # per unit weight: both halves have the whole's
-        whole = torch.cat([before[name], before[name][..., :1]], dim=-1)
-        assert_to_rounding(after[name], whole, ROUNDING, name)
-
-
-@given(SIZES)
-def test_duplicating_every_token_duplicates_the_field(sizes):
-    x, parts, c = example((), (), **sizes)
-    heads = Heads(**parts)
-    doubled = x.repeat_interleave(2, dim=1)
-    field = attention_field(x, heads).repeat_interleave(2, dim=1)
-    assert_to_rounding(attention_field(doubled, heads), field, ROUNDING)
-    # each copy carries half of the costate: the head derivative is an average over tokens
-    dx, dheads = attention_vjp(x, heads, c)
-    dx_doubled, dheads_doubled = attention_vjp(doubled, heads, c.repeat_interleave(2, dim=1) / 2)
-    assert_to_rounding(2 * dx_doubled[:, ::2], dx, ROUNDING)
-    assert_to_rounding(2 * dx_doubled[:, 1::2], dx, ROUNDING)
-    assert_to_rounding(dheads_doubled.packed, dheads.packed, ROUNDING)
-
-
-def test_duplicating_every_token_changes_the_causal_field():
-    x, parts, _ = example((), ())
-    heads = Heads(**parts)
-    field = attention_field(x, heads, True).repeat_interleave(2, dim=1)
-    doubled = attention_field(x.repeat_interleave(2, dim=1), heads, True)
-    # token 1, copy 0 sees (x0, x0, x1), so x0 counts twice; the copies of token 0 see x0 only
-    assert float((doubled - field)[:, 2].abs().max()) > 1e-3
-    assert_to_rounding(doubled[:, :2], field[:, :2], ROUNDING)
-
-
-@given(SIZES, CAUSAL, st.floats(-20, 20))
-def test_bk_shifts_all_logits_of_a_row_and_changes_nothing(sizes, causal, shift):
-    sizes["biases"] = tuple({*sizes["biases"], "bk"})
-    x, parts, c = example((), (), **sizes)
-    shifted = parts | {"bk": parts["bk"] + shift}
-    before = all_results(x, Heads(**parts), c, causal)
-    for name, result in all_results(x, Heads(**shifted), c, causal).items():
-        # logits up to |q| |shift| lose |logit| roundings in the softmax
-        size = 1 + abs(shift) * 10
-        assert_to_rounding(result, before[name], ROUNDING * size, name)
-
-
-@given(SIZES, CAUSAL, st.floats(0.1, 10), st.booleans())
-def test_only_the_products_of_query_and_key_and_of_value_and_output_matter(sizes, causal, c, qk):
-    """Q, bQ -> c Q, c bQ with K, bK -> K/c, bK/c; and V, bV -> c V, c bV with O -> O/c."""
-    x, parts, cotangent = example((), (), **sizes)
-    up, down = (("q", "bq"), ("k", "bk")) if qk else (("v", "bv"), ("o",))
-    factors = {name: c for name in up} | {name: 1 / c for name in down}
-    scaled = {name: factors.get(name, 1.0) * tensor for name, tensor in parts.items()}
-    before, after = Heads(**parts), Heads(**scaled)
-    field = attention_field(x, before, causal)
-    assert_to_rounding(attention_field(x, after, causal), field, ROUNDING)
-    dx, dheads = attention_vjp(x, before, cotangent, causal)
-    dx_scaled, dheads_scaled = attention_vjp(x, after, cotangent, causal)
-    assert_to_rounding(dx_scaled, dx, ROUNDING)
-    for name, part in dheads_scaled.parts().items():  # dtheta scales the other way
-        rescaled = part * factors.get(name, 1.0)
-        assert_to_rounding(rescaled, dheads.parts()[name], ROUNDING, name)
 
 
 # --- devices -----------------------------------------------------------------------------------

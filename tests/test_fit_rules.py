@@ -1,14 +1,13 @@
 """Rules of one's own that are what a rule must be: they train like ours."""
 
 import dataclasses
-import textwrap
 
 import numpy as np
 import pytest
 import torch
 from builders import assert_to_rounding, clipped, random_heads, small_atoms, small_problem
+from contract import Signum, check_alone
 
-import ipslimit
 from ipslimit import SGD, AdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.measure.errors import bias_table
 from ipslimit.model.particles import train_from
@@ -16,8 +15,7 @@ from ipslimit.model.runs import empty_run
 from ipslimit.solvers import solve_limit
 
 
-def train(rule, problem=None, depth=3, heads=4, steps=3, seeds=2, **options):
-    problem = small_problem() if problem is None else problem
+def train(rule, problem, depth=3, heads=4, steps=3, seeds=2, **options):
     return train_particles(problem, rule, depth, heads, steps, seeds, device="cpu", **options)
 
 
@@ -157,18 +155,8 @@ class Warm(AdamW):
         return super().update(heads, state, g, step)
 
 
-EXAMPLE = Rule.__doc__.split("A complete one:")[1].split("Attributes")[0]
-
-
-def signum(lr, beta=0.9):
-    """The rule in the documentation of `Rule`."""
-    names = {"torch": torch, "ipslimit": ipslimit, "dataclasses": dataclasses}
-    exec(textwrap.dedent(EXAMPLE), names | {"__name__": "documentation"}, made := dict(names))
-    return made["Signum"](lr, beta)
-
-
 GOOD = {
-    "documentation": signum(0.02),
+    "documentation": Signum(0.02),
     "average": Averaged(0.05),
     "amsgrad": AMSGrad(0.02),
     "orthogonal": Orthogonal(0.02),
@@ -183,11 +171,7 @@ BIASED = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
 
 @pytest.mark.parametrize("case", GOOD)
 def test_a_fit_rule_gives_a_seed_the_same_alone_and_among_others(case):
-    together = train(GOOD[case], BIASED, seeds=4)
-    for seed in (0, 3):
-        alone = train(GOOD[case], BIASED, seeds=[seed])
-        assert_to_rounding(alone.heads[3].packed[0], together.heads[3].packed[seed], 1e3)
-        assert_to_rounding(alone.x[3][0], together.x[3][seed], 1e3)
+    check_alone(BIASED, GOOD[case], "fused", 4)
 
 
 @pytest.mark.parametrize("case", ["clip of every head", "average", "amsgrad", "warm"])
@@ -204,7 +188,7 @@ def test_a_fit_rule_comes_to_its_limit_as_one_over_L(case):
 
 def test_the_rule_in_the_documentation_is_what_it_says():
     heads, g = random_heads(), random_heads(seed=1)
-    rule = signum(0.1, beta=0.5)
+    rule = Signum(0.1, beta=0.5)
     moved, state = rule.update(heads, rule.init(heads), g, 1)
     assert torch.equal(state["m"], 0.5 * g.packed)
     assert torch.equal(moved.packed, heads.packed - 0.1 * g.packed.sign())

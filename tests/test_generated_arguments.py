@@ -279,6 +279,7 @@ def check(call, name, value):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_calls_work_as_they_are(call):
+    """So that in what follows one argument alone can be wrong."""
     function, arguments = CALLS[call]
     function(**copy.deepcopy(arguments))
 

@@ -6,24 +6,25 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from builders import normal, random_heads, small_atoms
+from builders import BIASES, normal, small_atoms
+from contract import (
+    BOMB,
+    BUILT_IN,
+    KINDS,
+    SMOOTH_KINDS,
+    assert_same_seeds,
+    check_alone,
+    check_bomb,
+    law_with_a_bomb,
+    on_path,
+    rebalanced,
+    takes,
+    train,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipslimit import (
-    SGD,
-    AdamW,
-    Atoms,
-    BlockAdamW,
-    Heads,
-    Problem,
-    Rebalance,
-    SBOAdamW,
-    TruncatedNormal,
-    XavierUniform,
-    train_particles,
-)
-from ipslimit.cpu.dispatch import VARIABLE
+from ipslimit import Atoms, Heads, Problem, TruncatedNormal, XavierUniform
 from ipslimit.experiments.cells import _train_in_parts
 from ipslimit.experiments.study import Setting, Sizes, Study
 from ipslimit.model.runs import joined
@@ -31,33 +32,30 @@ from ipslimit.solvers import solve_limit
 from ipslimit.solvers.picard import NotContracting
 
 F32, F64 = torch.float32, torch.float64
-BIASES = ("bq", "bk", "bv", "bo")
-PATHS = st.sampled_from(("auto", "eager", "fused"))
+PATHS = st.sampled_from(("auto", "eager", "fused", "layers"))
+
+OPTIONS = {
+    "lr": (1e-3, 0.1),
+    "eps": (1e-2, 1.0),
+    "betas": ((0.9, 0.99), (0.0, 0.0), (0.5, 0.9)),
+    "weight_decay": (0.0, 0.1),
+    "momentum": (0.0, 0.5),
+    "mean": (False, True),
+    "centre": ("batch", "ema", "fixed"),
+    "transport": (False, True),
+}
+EXTREME = {"lr": (1e-300, 0.1, 1e3, 1e30, 1e300), "eps": (0.0, 1e-320, 1e-60, 1e-2, 1e30)}
 
 
 @st.composite
 def rules(draw, extreme=False):
-    rates = (1e-3, 0.1) if not extreme else (1e-300, 0.1, 1e3, 1e30, 1e300)
-    lr, decay = draw(st.sampled_from(rates)), draw(st.sampled_from((0.0, 0.1)))
-    kind = draw(st.sampled_from(("sgd", "adamw", "block", "sbo")))
-    if kind == "sgd":
-        momentum = draw(st.sampled_from((0.0, 0.5)))
-        rule = SGD(lr, momentum, 0.0 if momentum else decay)
-    else:
-        sizes = (1e-2, 1.0) if not extreme else (0.0, 1e-320, 1e-60, 1e-2, 1e30)
-        eps = draw(st.sampled_from(sizes))
-        betas = draw(st.sampled_from(((0.9, 0.99), (0.0, 0.0), (0.5, 0.9))))
-        arguments = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay}
-        if kind == "adamw":
-            rule = AdamW(**arguments)
-        elif kind == "block":
-            rule = BlockAdamW(**arguments, mean=draw(st.booleans()))
-        else:
-            centre = draw(st.sampled_from(("batch", "ema", "fixed")))
-            rule = SBOAdamW(**arguments, centre=centre, transport=draw(st.booleans()))
-    if draw(st.booleans()):
-        rule = Rebalance(rule, draw(st.integers(1, 3)), draw(st.sampled_from((0.5, 1.0))))
-    return rule
+    """Any rule under contract; those that turn rounding into steps only among the extreme."""
+    kind = draw(st.sampled_from(list((KINDS if extreme else SMOOTH_KINDS).values())))
+    options = OPTIONS | (EXTREME if extreme else {})
+    chosen = {name: draw(st.sampled_from(options[name])) for name in options if name in takes(kind)}
+    rule, every, damping = kind(**chosen), draw(st.integers(1, 3)), draw(st.sampled_from((0.5, 1)))
+    balanced = rebalanced(rule, every=every, damping=damping) if draw(st.booleans()) else None
+    return balanced or rule
 
 
 @st.composite
@@ -80,72 +78,10 @@ def problems(draw, law=None, causal=None, dtypes=(F32, F64)):
     return Problem(contexts, normal(B, law.d, seed=seed + 1, dtype=dtype), law, causal)
 
 
-def train(problem, rule, heads=3, seeds=2, steps=3, depth=3, path="auto", **options):
-    options = {"record": range(steps + 1), "device": "cpu", "nodes": 4} | options
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, path)
-        return train_particles(problem, rule, depth, heads, steps, seeds, **options)
-
-
-def same_bits(a, b):
-    """Equal, NaN in the same places."""
-    return (
-        a.shape == b.shape
-        and torch.equal(a.isnan(), b.isnan())
-        and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )
-
-
-def assert_same_seeds(run, seeds, other):
-    """The seeds of a run are, bit by bit, those of another that has no others."""
-    rows = [run.seeds.index(seed) for seed in seeds]
-    others = [other.seeds.index(seed) for seed in seeds]
-    for name in ("loss", "diverged", "diverged_at"):
-        assert same_bits(getattr(run, name)[rows], getattr(other, name)[others]), name
-    for step in run.x:
-        for name in ("x", "p"):
-            values, expected = getattr(run, name)[step], getattr(other, name)[step]
-            assert same_bits(values[rows], expected[others]), (name, step)
-        packed, expected = run.heads[step].packed, other.heads[step].packed
-        assert same_bits(packed[rows], expected[others]), step
-
-
-def assert_flagged_or_finite(run):
-    """What is not finite belongs to a seed that is flagged, from the step it was seen at."""
-    for i, at in enumerate(run.diverged_at.tolist()):
-        last = math.inf if at < 0 else at
-        assert bool(run.diverged[i]) == (at >= 0)
-        finite = torch.isfinite(run.loss[i])
-        assert all(finite[k] for k in range(run.loss.shape[1]) if k < last)
-        for step in run.x:
-            if step < last:
-                for values in (run.x[step], run.p[step], run.heads[step].packed):
-                    assert torch.isfinite(values[i]).all(), (i, step, at)
-
-
-def check_alone(problem, rule, path, heads):
-    run = train(problem, rule, heads, seeds=[5, 2, 7], path=path)
-    assert_flagged_or_finite(run)
-    for seed in run.seeds:
-        assert_same_seeds(run, [seed], train(problem, rule, heads, seeds=[seed], path=path))
-    turned = train(problem, rule, heads, seeds=[2, 7, 5], path=path)
-    assert_same_seeds(run, run.seeds, turned)
-
-
 @settings(max_examples=15)
 @given(problems(), rules(extreme=True), PATHS, st.sampled_from((1, 2, 9)))
 def test_a_seed_does_not_depend_on_its_batch_mates(problem, rule, path, heads):
     check_alone(problem, rule, path, heads)
-
-
-@pytest.mark.parametrize("d, m", [(1, 1), (1, 3), (4, 1)])
-@pytest.mark.parametrize("rule", [AdamW(0.1), Rebalance(SBOAdamW(0.1), 1, 0.5)], ids=repr)
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_nor_at_sizes_where_products_of_one_row_or_column_are_summed_otherwise(d, m, rule, dtype):
-    contexts, targets = normal(3, 5, d, dtype=dtype), normal(3, d, seed=1, dtype=dtype)
-    for heads in (1, 9):
-        problem = Problem(contexts, targets, XavierUniform(d, m, biases=True))
-        check_alone(problem, rule, "eager", heads)
 
 
 @pytest.mark.slow
@@ -200,15 +136,6 @@ def test_permuting_atoms_permutes_heads_and_nothing_else(data, rule, path):
     close(limits[0].x(1, 1.0), limits[1].x(1, 1.0), "limit")
 
 
-def law_with_a_bomb(dtype):
-    """The last of five atoms overflows: only seeds that draw it diverge."""
-    heads = random_heads((), 5, 2, 3, BIASES, seed=1, scale=0.7)
-    packed, weights = heads.packed.clone(), torch.full((5,), 0.23, dtype=F64)
-    packed[:, -1] *= 1e30 if dtype == F32 else 1e200
-    weights[-1] = 0.08
-    return Atoms(Heads.from_packed(packed, weights, heads.layout))
-
-
 def one_process_group(folder):
     return dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1
@@ -223,37 +150,29 @@ def group(tmp_path_factory):
     dist.destroy_process_group()
 
 
-def check_bomb(data, rule, **options):
+def check_generated_bomb(data, rule, **options):
     dtype = data.draw(st.sampled_from((F32, F64)))
-    law = law_with_a_bomb(dtype)
-    problem = data.draw(problems(law, dtypes=(dtype,)))
-    options["path"] = data.draw(PATHS)
-    run = train(problem, rule, 2, 12, 2, **options)
-    hit = (run.counts[:, :, -1] > 0).any(dim=1)
-    assert 1 <= int(hit.sum()) <= 11
-    assert torch.equal(run.diverged, hit)
-    assert_flagged_or_finite(run)
-    alive = [seed for seed, bad in enumerate(hit.tolist()) if not bad]
-    assert_same_seeds(run, alive, train(problem, rule, 2, alive, 2, **options))
+    problem = data.draw(problems(law_with_a_bomb(BOMB[dtype]), dtypes=(dtype,)))
+    check_bomb(problem, rule, path=data.draw(PATHS), **options)
 
 
 @settings(max_examples=12)
 @given(st.data(), rules())
 def test_a_diverged_seed_leaves_its_batch_mates_bit_identical(data, rule):
-    check_bomb(data, rule)
+    check_generated_bomb(data, rule)
 
 
 @settings(max_examples=12)
 @given(data=st.data(), rule=rules())
 def test_so_it_does_where_heads_are_shared_out(group, data, rule):
-    check_bomb(data, rule, group=group)
+    check_generated_bomb(data, rule, group=group)
 
 
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(data=st.data(), rule=rules())
 def test_so_it_does_in_many_runs(group, data, rule):
-    check_bomb(data, rule, group=data.draw(st.sampled_from((None, group))))
+    check_generated_bomb(data, rule, group=data.draw(st.sampled_from((None, group))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,10 +180,10 @@ class Bombed(Setting):
     """A setting some of whose seeds diverge."""
 
     def make_law(self):
-        return law_with_a_bomb(F64)
+        return law_with_a_bomb(BOMB[F64])
 
 
-@pytest.mark.parametrize("rule", ["adamw", "block-adamw", "sgd", "sbo"])
+@pytest.mark.parametrize("rule", BUILT_IN)
 @pytest.mark.parametrize("rebalance", [0, 1])
 def test_seeds_in_parts_are_seeds_at_once_where_some_diverge(rule, rebalance):
     setting = Bombed(
@@ -293,7 +212,6 @@ def test_joined_parts_are_the_run_of_all_seeds(seeds, rule):
     whole, run = joined(parts), train(problem, rule, seeds=seeds, steps=2)
     assert whole.seeds == run.seeds
     assert_same_seeds(whole, seeds, run)
-    assert torch.equal(whole.counts, run.counts) and torch.equal(whole.atoms, run.atoms)
 
 
 @settings(max_examples=15)
@@ -311,7 +229,7 @@ def test_many_limits_are_finite_or_say_that_they_diverged(problem, rule, method,
 
 def check_limit(problem, rule, method, path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, path)
+        rule = on_path(patch, path, rule)
         try:
             run = solve_limit(
                 problem,
@@ -336,7 +254,10 @@ def check_limit(problem, rule, method, path):
     assert run.status in ("converged", "tolerance not reached")
     reached = run.error <= 1e-2 and run.quadrature_error <= 1e-2
     assert reached == (run.status == "converged")
-    assert torch.isfinite(run.loss).all() and math.isfinite(run.error)
+    assert torch.isfinite(run.loss).all()
+    # nothing can be said where the coarser grid diverged, or squares of differences do
+    beyond = run.loss.max() > torch.finfo(run.loss.dtype).max ** 0.5
+    assert math.isfinite(run.error) or beyond or not run._coarse.is_finite()
     for k in (0, 1, 2):
         for s in (0.0, 0.3, 1.0):
             for value in (run.x(k, s), run.p(k, s), run.heads(k, s).packed):

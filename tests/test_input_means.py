@@ -7,14 +7,11 @@ import weakref
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from builders import normal
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ipslimit.nn import CenteredLinear, Recentring, center_linears
+from ipslimit.nn import CenteredLinear
 from ipslimit.optim import SBOAdamW
 from ipslimit.torchmodels.inputs import InputMeans
 from ipslimit.torchmodels.maps import find_maps
@@ -329,71 +326,6 @@ def test_a_model_compiled_and_run_before_is_named():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True])
-def test_padding_does_not_count(reentrant):
-    """Ragged rows in a padded batch have the means, and train as, the rows alone."""
-    ragged, padded = Net(), Net(reentrant)
-    lengths = torch.tensor([1, 4, 2])
-    mask = torch.arange(4) < lengths[:, None]
-    optimizer, other = SBOAdamW(ragged, **OPTIONS), SBOAdamW(padded, **OPTIONS)
-    for k in range(3):
-        x = 1.0 + normal(3, 4, 5, seed=k)
-        x[~mask] = 100.0
-        optimizer.zero_grad()
-        ragged(x[mask]).square().sum().backward()
-        optimizer.step()
-        other.zero_grad()
-        other.row_mask = mask
-        (padded(x.requires_grad_()).square().sum(-1) * mask).sum().backward()
-        other.step()
-    assert distance(ragged, padded) < 1e-12
-
-
-def test_masks_fit_flattened_and_pooled_inputs_and_nothing_else():
-    model = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
-    optimizer = SBOAdamW(model)
-    optimizer.row_mask = mask = torch.tensor([[True, False, False], [True, True, False]])
-    x = normal(2, 3, 2, dtype=torch.float32)
-    pooled = x[:, 0]
-    (model[0](x).sum() + model[1](x.flatten(0, 1)).sum() + model[2](pooled).sum()).backward()
-    found = means(optimizer)
-    torch.testing.assert_close(found["0"][0], x[mask].mean(0))
-    torch.testing.assert_close(found["1"], found["0"])
-    torch.testing.assert_close(found["2"][0], pooled.mean(0))
-    with pytest.raises(ValueError, match=r"row_mask must have the leading shape \(3, 2\).*'0'"):
-        model[0](x.transpose(0, 1))
-    optimizer.row_mask = mask.float()
-    with pytest.raises(TypeError, match="row_mask must be a bool tensor"):
-        model[0](x)
-    optimizer.zero_grad()
-    optimizer.row_mask = lambda name, shape: mask if name == "0" else None
-    (model[0](x).sum() + model[1](x).sum()).backward()
-    found = means(optimizer)
-    torch.testing.assert_close(found["0"][0], x[mask].mean(0))
-    torch.testing.assert_close(found["1"][0], x.flatten(0, 1).mean(0))
-
-
-def test_masked_windows_of_a_convolution():
-    model = nn.Conv1d(2, 3, 3, padding=1, dtype=F64)
-    optimizer = SBOAdamW(model)
-    x, mask = normal(2, 2, 5), torch.tensor([[True] * 5, [True, True, False, False, False]])
-    optimizer.row_mask = mask
-    model(x).sum().backward()
-    windows = nn.functional.pad(x, (1, 1)).unfold(-1, 3, 1).transpose(1, 2)  # (B, T, C, K)
-    expected = windows[mask].mean(0).flatten()
-    torch.testing.assert_close(means(optimizer)["Conv1d"][0], expected, rtol=0, atol=1e-14)
-
-
-def test_a_mask_that_hides_everything_has_mean_zero():
-    model = nn.Linear(2, 2)
-    optimizer = SBOAdamW(model)
-    optimizer.row_mask = torch.zeros(3, dtype=torch.bool)
-    model(normal(3, 2, dtype=torch.float32)).sum().backward()
-    assert torch.equal(means(optimizer)["Linear"], torch.zeros(1, 2))
-    optimizer.step()
-    assert all(p.isfinite().all() for p in model.parameters())
-
-
 def test_one_input_of_many_layers_is_summed_once_and_again_when_it_changes():
     model = nn.ModuleList([nn.Linear(2, 2, dtype=F64) for _ in range(3)])
     optimizer = SBOAdamW(model)
@@ -435,52 +367,3 @@ def test_a_model_that_was_moved_to_another_precision():
     loss(model, batch(0)).backward()
     found = means(optimizer)["first"]
     torch.testing.assert_close(found[0], batch(0).mean(0), rtol=0, atol=1e-15)
-
-
-def _train_distributed(rank, folder):
-    """One of two processes: each sees its half of the rows, unevenly split."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    model = Net()
-    parallel = DistributedDataParallel(model)
-    optimizer = SBOAdamW(parallel, **OPTIONS)
-    for k in range(3):
-        x = batch(k)[:3] if rank == 0 else batch(k)[3:]
-        optimizer.zero_grad()
-        # gradients are averaged over two processes; the loss is the mean over 8 rows
-        (parallel(x).square().sum() * 2 / 8).backward()
-        optimizer.step()
-    centred = center_linears(Net())
-    parallel = DistributedDataParallel(centred)
-    adamw = torch.optim.AdamW(centred.parameters(), **OPTIONS)
-    Recentring(parallel, adamw, every=2, decay=0.5)
-    for k in range(4):
-        adamw.zero_grad()
-        x = batch(k)[:3] if rank == 0 else batch(k)[3:]
-        (parallel(x).square().sum() * 2 / 8).backward()
-        adamw.step()
-    found = {"sbo": model.state_dict(), "centred": centred.state_dict()}
-    torch.save(found, f"{folder}/rank{rank}")
-    dist.destroy_process_group()
-
-
-def test_distributed_processes_add_their_rows_up(tmp_path):
-    multiprocessing.spawn(_train_distributed, (str(tmp_path),), nprocs=2)
-    found = [torch.load(tmp_path / f"rank{rank}", weights_only=True) for rank in (0, 1)]
-    expected = {"sbo": plain()[0]}
-    centred = expected["centred"] = center_linears(Net())
-    adamw = torch.optim.AdamW(centred.parameters(), **OPTIONS)
-    Recentring(centred, adamw, every=2, decay=0.5)
-    for k in range(4):
-        step(centred, adamw, k)
-    assert isinstance(centred.first, CenteredLinear) and centred.first.centre.any()
-    for kind, model in expected.items():
-        for name, value in model.state_dict().items():
-            for rank in (0, 1):
-                torch.testing.assert_close(found[rank][kind][name], value, rtol=0, atol=1e-12)
-            assert torch.equal(found[0][kind][name], found[1][kind][name])
-
-
-def test_owners_of_a_process_group_are_not_copied():
-    with pytest.raises(TypeError, match=r"state_dict\(\)"):
-        copy.deepcopy(InputMeans(find_maps(named_modules(Net()))[0], process_group=object()))

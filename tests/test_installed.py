@@ -1,5 +1,6 @@
 """What is installed, and under which names."""
 
+import ast
 import configparser
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def test_every_folder_of_the_package_is_installed_under_its_name():
 
 
 def test_a_folder_of_ones_own_beside_the_script_is_not_in_the_way(tmp_path):
+    """The program asserts it; a failure is its exit status."""
     for name in ("solvers", "experiments"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("mine = True\n")
@@ -36,6 +38,7 @@ def test_a_folder_of_ones_own_beside_the_script_is_not_in_the_way(tmp_path):
 
 
 def test_no_other_name_is_taken(tmp_path):
+    """The program asserts it; a failure is its exit status."""
     program = (
         "import importlib.util\n"
         "assert importlib.util.find_spec('ipslimit')\n"
@@ -43,3 +46,22 @@ def test_no_other_name_is_taken(tmp_path):
         "    assert importlib.util.find_spec(name) is None, name\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+def test_imports_run_one_way():
+    """From experiments to solvers to ipslimit, which knows no command line and no plot either."""
+    forbidden = {
+        "ipslimit": ("ipslimit.solvers", "ipslimit.experiments", "tyro", "matplotlib", "argparse"),
+        "solvers": ("ipslimit.experiments", "tyro", "matplotlib", "argparse"),
+    }
+    for room, others in forbidden.items():
+        prefix = room if room == "ipslimit" else f"ipslimit.{room}"
+        for path in (ROOT / room).rglob("*.py"):
+            package = [prefix, *path.relative_to(ROOT / room).parent.parts]
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    outer = package[: len(package) + 1 - node.level] if node.level else []
+                    names = [".".join([*outer, node.module or ""])]
+                for name in names:
+                    assert not f"{name}.".startswith(tuple(f"{o}." for o in others)), (path, name)

@@ -361,13 +361,3 @@ def test_what_is_remembered_of_trials_stays_small():
         trial._tried.add(lr)
     train(Watched(0.3))
     assert len(trial._tried) == 1
-
-
-def test_every_rule_of_ours_passes_the_trial_that_it_is_spared():
-    from test_rules import RULES
-
-    make = Heads.make_layout
-    for rule in RULES:
-        for layout in (make(tuple(Heads.biases), d=3, m=2), make(("bo",), d=1, m=1)):
-            for steps in (1, 7):
-                trial.Trial(rule, layout, torch.device("cpu"), steps).run(torch.float32)

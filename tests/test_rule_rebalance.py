@@ -13,9 +13,9 @@ from builders import (
     small_atoms,
     small_problem,
 )
+from contract import ROUNDING
 from hypothesis import given
 from hypothesis import strategies as st
-from test_particles import ROUNDING
 from test_rules import gradients, updated
 
 from ipslimit import (

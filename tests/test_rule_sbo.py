@@ -1,6 +1,5 @@
 """The rule SBOAdamW: its identities, an independent form of it, and both models trained by it."""
 
-import numpy as np
 import pytest
 import torch
 from builders import (
@@ -14,9 +13,9 @@ from builders import (
     small_atoms,
     small_problem,
 )
-from test_particles import ROUNDING, assert_same_seed, bitwise, run_from, spread_out
+from contract import ROUNDING, run_from
 
-from ipslimit import AdamW, Heads, Rebalance, SBOAdamW, train_particles
+from ipslimit import AdamW, Heads, SBOAdamW, train_particles
 from ipslimit.solvers import solve_limit
 
 SETTINGS = {"lr": 0.05, "betas": (0.9, 0.99), "eps": 0.1, "weight_decay": 0.1}
@@ -272,45 +271,6 @@ def test_adamw_on_centred_affine_parameters_recentred_each_step_is_sbo():
 # ------------------------------------------------------------------- in both models
 
 
-@pytest.mark.parametrize("rule", [RULES[0], RULES[4]], ids=repr)
-def test_atoms_shortcut_is_the_plain_model_of_H_heads(rule):
-    problem = biased_problem(causal=True)
-    short = train_particles(problem, rule, 3, 40, 4, seeds=2, device="cpu")
-    for s in range(2):
-        plain = run_from(spread_out(problem.law, short.counts[s]), problem, rule, 4, [4])
-        assert_to_rounding(short.x[4][s], plain.x[4][0], ROUNDING)
-        assert_to_rounding(short.p[4][s], plain.p[4][0], ROUNDING)
-
-
-@pytest.mark.parametrize("dtype", [F64, torch.float32])
-@pytest.mark.parametrize("path", ["eager", "auto"])
-@pytest.mark.parametrize("sizes", [(4, 8, 32, 4, 4), (2, 6, 3, 3, 5)])
-def test_a_seed_alone_is_the_seed_in_a_batch_bit_by_bit(sizes, path, dtype, monkeypatch):
-    monkeypatch.setenv("IPSLIMIT_KERNEL", path)
-    B, N, M, m, d = sizes
-    problem = small_problem(small_atoms(M, m, d, BIASES, scale=0.3), B=B, N=N, dtype=dtype)
-    rule = Rebalance(RULES[4], every=2)
-    batch = train_particles(problem, rule, 3, 8, 3, seeds=6, record=[0, 3], device="cpu")
-    for s in (0, 3, 5):
-        alone = train_particles(problem, rule, 3, 8, 3, seeds=[s], record=[0, 3], device="cpu")
-        assert_same_seed(batch, s, alone, 0, bitwise)
-
-
-def test_particles_of_the_whole_law_have_order_one_towards_the_limit():
-    problem, depths, errors = biased_problem(), (16, 32, 64, 128), {"x": [], "p": []}
-    rule = SBOAdamW(0.03, eps=0.1)
-    run = solve_limit(problem, rule, 3, tol=1e-4)  # 1e-2 of the smallest error
-    assert run.status == "converged"
-    for depth in depths:
-        particles = train_particles(problem, rule, depth, None, 3)
-        for name in errors:
-            exact = getattr(run, name)(3, torch.arange(depth + 1) / depth)
-            errors[name].append(float((getattr(particles, name)[3][0] - exact).abs().max()))
-    for name, values in errors.items():
-        slope = np.polyfit(np.log(depths), np.log(values), 1)[0]
-        assert abs(slope + 1) < 0.2, (name, values)
-
-
 @pytest.mark.parametrize("rule", [SBOAdamW(0.03, eps=0.1), SBOAdamW(0.03, eps=0.1, centre="ema")])
 def test_both_schemes_find_the_same_limit(rule):
     problem = biased_problem(probes=2)
@@ -322,14 +282,3 @@ def test_both_schemes_find_the_same_limit(rule):
     for name in ("x", "p", "probe_x", "probe_p"):
         one, two = (getattr(run, name)(3, s) for run in runs)
         assert float((one - two).abs().max()) <= sum(run.error for run in runs), name
-
-
-def test_the_march_calls_the_same_kernel_compiled_or_not(monkeypatch):
-    problem, runs = biased_problem(), []
-    for path in ("eager", "fused"):
-        monkeypatch.setenv("IPSLIMIT_KERNEL", path)
-        runs.append(solve_limit(problem, RULES[4], 3, 1e-6, device="cpu", method="march"))
-    assert runs[0].grid == runs[1].grid
-    s = runs[0].grid.nodes
-    assert_to_rounding(runs[0].x(3, s), runs[1].x(3, s), ROUNDING)
-    assert_to_rounding(runs[0].heads(3, s).packed, runs[1].heads(3, s).packed, ROUNDING)

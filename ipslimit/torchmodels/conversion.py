@@ -104,6 +104,18 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
     beta is the output at the centre, no weight: decaying it would pull the boundary to where the
     centre is. `ipslimit.optim.SBOAdamW` leaves it undecayed by itself.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Of which every parameter is in one group; a group without any is left out.
+    weight_decay : float >= 0
+        Of all parameters that are no beta of a `CenteredLinear`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a `weight_decay` that is no such number.
     """
     weight_decay = require_real("weight_decay", weight_decay, 0.0)
     modules = [module for _, module in named_modules(model)]
