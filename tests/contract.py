@@ -20,19 +20,25 @@ from ipslimit import Atoms, Heads, Problem, Rebalance, Rule, train_particles
 from ipslimit.cpu.dispatch import VARIABLE
 from ipslimit.model.particles import train_from
 from ipslimit.model.rules import RULES as BUILT_IN
+from ipslimit.model.rules import ElementwiseRule, arithmetic
 from ipslimit.model.runs import empty_run
 
 
-def documented():
-    """The rule in the documentation of `Rule`: no compiled form, and a step without derivative."""
-    example = Rule.__doc__.split("A complete one:")[1].split("Attributes")[0]
+def documented(kind, name):
+    """The class `name` that the documentation of a base class of rules shows, complete."""
+    example = kind.__doc__[kind.__doc__.index("@dataclasses") - 8 :].split("\n\n    Attributes")[0]
     names = {"torch": torch, "ipslimit": ipslimit, "dataclasses": dataclasses}
-    exec(textwrap.dedent(example), names | {"__name__": "documentation"}, made := dict(names))
-    return made["Signum"]
+    names |= {"lerp": arithmetic.lerp, "sign": arithmetic.sign}
+    made = names | {"__name__": "documentation"}
+    exec(textwrap.dedent(example), made)
+    return made[name]
 
 
-Signum = documented()
-KINDS = BUILT_IN | {"own": Signum}
+OWN = {
+    "own": documented(Rule, "Normalised"),
+    "own elementwise": documented(ElementwiseRule, "Signum"),
+}
+KINDS = BUILT_IN | OWN
 
 # Options as most tests want them: Adam divides by sqrt(v) + eps, which multiplies rounding by 10.
 PLAIN = {"lr": 0.05, "eps": 0.1}
@@ -84,7 +90,9 @@ def every_rule():
 RULES = every_rule()
 EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 # Rules whose step moves by rounding where their gradient does, and is linear in nothing smaller.
-SMOOTH_KINDS = {name: kind for name, kind in KINDS.items() if name not in ("own", "lion", "muon")}
+SMOOTH_KINDS = {
+    name: kind for name, kind in KINDS.items() if name not in ("own elementwise", "lion", "muon")
+}
 
 # Everything in torch; everything compiled where it can be; a compiled kernel and the rule in torch,
 # layer by layer, as rules of one's own run.

@@ -34,7 +34,6 @@ from contract import (
 )
 
 from ipslimit import Atoms, Heads, Problem, TruncatedNormal, XavierUniform
-from ipslimit.model.heads import Layout
 from ipslimit.model.rules.trial import Trial
 from ipslimit.solvers import solve_limit
 
@@ -263,7 +262,9 @@ def test_atoms_may_be_permuted_and_split_in_halves_of_their_weight(rule):
 
 
 @EVERY_RULE
-@pytest.mark.parametrize("layout", [Layout(3, 2, BIASES), Layout(1, 1, BIASES)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Heads.make_layout(BIASES, d=d, m=m) for d, m in ((3, 2), (1, 1))], ids=str
+)
 def test_every_rule_passes_the_trial_that_those_of_ours_are_spared(rule, layout):
     """One pure map of every head, seed, layer and depth node by itself."""
     for steps in (1, 7):
