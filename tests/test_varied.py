@@ -104,6 +104,7 @@ def test_rules_are_compared_side_by_side(file, tmp_path):
         ('"gain"', '"temperature"', "temperature"),
         ("(0.5, 0.7, 1.0)", "(0.5, -1.0)", "gain must be"),
         ("(0.5, 0.7, 1.0)", "()", "VALUES of the study temperature must be one or more"),
+        ("(0.5, 0.7, 1.0)", "0.5", "VALUES of the study temperature must be one or more; got 0.5"),
         ("VALUES =", "VALUE =", "lacks VALUES. Write that into the class"),
         ("TITLE =", "CAPTION =", "lacks TITLE"),
         ('"""Do the', 'HOW = """Do the', "lacks a docstring"),
