@@ -21,6 +21,7 @@ from ipslimit.solvers.memory import SHARE, available
 
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
+from .frame.own import digest_of
 from .frame.runner import alone, progress_bar
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
@@ -182,7 +183,9 @@ class Sweep:
         self.device = resolve_device(device)
         self.engine, self.memory = engine, memory
         self.cells = Cells(prepare_folder(folder) / "cells")
-        setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
+        kind = type(study.setting)
+        setting = [kind.__name__, dataclasses.asdict(study.setting)]
+        setting += filter(None, [digest_of(kind)])  # one that the user's own file defines
         # its errors are those at the depths of the sizes' layers
         depths = study.sizes.all_depths
         self._limit_path = self.cells.path("limit", setting, study.tol, depths)

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from ipslimit.experiments.cli import main
+from ipslimit.experiments.frame.own import own_class
 from ipslimit.experiments.studies.command import own_study
 from ipslimit.experiments.studies.finding import read_finding
 from ipslimit.experiments.studies.varied import differences
+from ipslimit.experiments.study import Setting, Study
+from ipslimit.experiments.sweep import Sweep
 from ipslimit.measure.rates import fit_rates
 
 TEMPERATURE = '''"""Temperature: how sharp the first attention is."""
@@ -101,6 +104,7 @@ def test_rules_are_compared_side_by_side(file, tmp_path):
         ('"gain"', '"temperature"', "temperature"),
         ("(0.5, 0.7, 1.0)", "(0.5, -1.0)", "gain must be"),
         ("(0.5, 0.7, 1.0)", "()", "VALUES of the study temperature must be one or more"),
+        ("(0.5, 0.7, 1.0)", "0.5", "VALUES of the study temperature must be one or more; got 0.5"),
         ("VALUES =", "VALUE =", "lacks VALUES. Write that into the class"),
         ("TITLE =", "CAPTION =", "lacks TITLE"),
         ('"""Do the', 'HOW = """Do the', "lacks a docstring"),
@@ -135,6 +139,18 @@ def refused(command, words, capsys):
     printed = capsys.readouterr()
     assert stopped.value.code == 2
     assert words in printed.err and printed.err.count("\n") == 1, printed.err
+
+
+def test_cells_of_a_setting_of_ones_own_are_those_of_its_text(file, tmp_path):
+    text = (
+        TEMPERATURE + "\n\n@dataclasses.dataclass(frozen=True)\nclass Mine(Setting):\n    {} = 1\n"
+    )
+
+    def cells(body):
+        setting = own_class("setting", file(text.format(body))[:-11] + "Mine", Setting)()
+        return Sweep(Study(setting), tmp_path / "out", "cpu").lock_path
+
+    assert cells("A") == cells("A") != cells("B")
 
 
 class Result:

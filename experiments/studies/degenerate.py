@@ -19,12 +19,14 @@ import torch
 
 from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.measure.errors import root_mean_square
+from ipslimit.measure.rates import fit_trend
 
 from ..frame.fields import Positive
 from ..plots import cells_of
 from ..study import DTYPES, Setting
 from ..sweep import SweepResult
 from .base import find_fit
+from .finding import Measured
 from .scaling import SymmetricSetting
 
 # Of the tangential problem: P(1), for which P_1(s) = (s - 1/2)^2.
@@ -145,6 +147,32 @@ def turned_shares(
         "simple": turned[:, 1].tolist(),
         "simple predicted": (noise[:, 1].abs() / 2).tolist(),
     }
+
+
+def compared(share: list[float], predicted: list[float]) -> dict:
+    """Means over seeds of two lists, their correlation, and the first list itself."""
+    spread = min(np.std(share), np.std(predicted))
+    return {
+        "share": float(np.mean(share)),
+        "predicted": float(np.mean(predicted)),
+        "correlation": float(np.corrcoef(share, predicted)[0, 1]) if spread > 0 else None,
+        "seeds": share,
+    }
+
+
+def turned_trend(turned: list[dict], zero: str) -> Measured | None:
+    """Exponent in L of the mean share of turned steps; None where no seed has any."""
+    rows = [row for row in turned if row["zero"] == zero]
+    theory = {"double": "-1/4", "simple": "-1/2"}[zero]
+    try:
+        # the trend is that of a root mean square, and a share its own root's square
+        fit = fit_trend(
+            [row["L"] for row in rows], [np.sqrt(row["seeds"]) for row in rows], shared_draws=False
+        )
+    except ValueError:
+        return None
+    what = f"share of layers whose first step is turned, at a {zero} zero, in L"
+    return Measured(what, theory, 2 * fit.slope, (2 * fit.interval[0], 2 * fit.interval[1]))
 
 
 def collapses(results: dict[tuple[str, float], SweepResult]) -> list[dict]:

@@ -59,10 +59,6 @@ class Measured:
         interval = None if row["low"] is None else (row["low"], row["high"])
         return cls(what, theory, row[of], interval, kind or cls.kind)
 
-    def holds(self, value: float) -> bool | None:
-        """Whether the interval holds the value; None without an interval."""
-        return None if self.interval is None else self.interval[0] <= value <= self.interval[1]
-
     def __str__(self) -> str:
         return f"{self.number}: {self.verdict}" if self.verdict else self.number
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-import numpy as np
-
 from ipslimit.checks import require_int, resolve_device
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
@@ -19,7 +17,16 @@ from ..store import Cells, write_cell
 from ..study import Flat, Sizes, StudyError
 from ..sweep import SweepResult
 from .base import UNKNOWN, ClauseStudy, fit_rows, measured_fit, require_distinct, sweep_notes, told
-from .degenerate import DEGENERATE, TangentialSetting, collapses, exponent, last_step, turned_shares
+from .degenerate import (
+    DEGENERATE,
+    TangentialSetting,
+    collapses,
+    compared,
+    exponent,
+    last_step,
+    turned_shares,
+    turned_trend,
+)
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
 from .search import PointSetting, ascend, random_point, slope_of_x
 from .sharpness_figure import figure
@@ -187,7 +194,7 @@ class Sharpness(ClauseStudy):
                 for zero in ("double", "simple"):
                     rows.append(
                         {"L": depth, "H": heads, "zero": zero}
-                        | _compared(shares[zero], shares[f"{zero} predicted"])
+                        | compared(shares[zero], shares[f"{zero} predicted"])
                     )
                 bar.update(depth)
         return rows, cells.damaged
@@ -278,32 +285,6 @@ def window_rows(key: tuple[float, int], result: SweepResult, step: int) -> list[
                 | {"against -1/3": verdict(fit)}
             )
     return rows
-
-
-def _compared(share: list[float], predicted: list[float]) -> dict:
-    """Means over seeds of two lists, their correlation, and the first list itself."""
-    spread = min(np.std(share), np.std(predicted))
-    return {
-        "share": float(np.mean(share)),
-        "predicted": float(np.mean(predicted)),
-        "correlation": float(np.corrcoef(share, predicted)[0, 1]) if spread > 0 else None,
-        "seeds": share,
-    }
-
-
-def turned_trend(turned: list[dict], zero: str) -> Measured | None:
-    """Exponent in L of the mean share of turned steps; None where no seed has any."""
-    rows = [row for row in turned if row["zero"] == zero]
-    theory = {"double": "-1/4", "simple": "-1/2"}[zero]
-    try:
-        # the trend is that of a root mean square, and a share its own root's square
-        fit = fit_trend(
-            [row["L"] for row in rows], [np.sqrt(row["seeds"]) for row in rows], shared_draws=False
-        )
-    except ValueError:
-        return None
-    what = f"share of layers whose first step is turned, at a {zero} zero, in L"
-    return Measured(what, theory, 2 * fit.slope, (2 * fit.interval[0], 2 * fit.interval[1]))
 
 
 def verdict(fit: Trend) -> str:

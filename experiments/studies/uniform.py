@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 import torch
@@ -24,7 +23,7 @@ from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table, number_of
 from .panels import dots, legend, page
-from .worst import FrozenError, ascend, costate_at_end, random_contexts
+from .worst import FrozenError, Search, costate_at_end, random_contexts
 
 VARIABLES = ("x", "p")
 SETS = ("training", "random", "worst of the mean", "mean of the worst")
@@ -218,7 +217,8 @@ class Uniform(ClauseStudy):
         if not len(trained.packed):
             return found
         seeds = [s for s, lives in zip(run.seeds, alive.tolist(), strict=True) if lives]
-        shape = (self.random_contexts, problem.N, problem.d, self._radius())
+        search = Search(self.starts, self._radius(), self.ascents)
+        shape = (self.random_contexts, problem.N, problem.d, search.radius)
         contexts = random_contexts(*shape, self.setting.problem_seed).to(trained.packed)
         targets = problem.targets[torch.arange(len(contexts)) % problem.B].to(contexts)
         error = FrozenError.of(trained, limit, step, problem.causal)
@@ -241,12 +241,10 @@ class Uniform(ClauseStudy):
             about = {"variable": variable, "L": depth, "H": "inf" if heads is None else heads}
             shared = None
             if heads is not None:
-                square["worst of the mean"], gain, shared = self._worst_of_mean(
-                    ball, contexts, random
-                )
-                found["ascent"].append(about | gain)
-            square["mean of the worst"], gain = self._worst_of_each(ball, contexts, random, shared)
-            found["ascent"].append(about | gain)
+                square["worst of the mean"], gain, shared = search.of_mean(ball, contexts, random)
+                found["ascent"].append(about | {"set": "worst of the mean"} | gain)
+            square["mean of the worst"], gain = search.of_each(ball, contexts, random, shared)
+            found["ascent"].append(about | {"set": "mean of the worst"} | gain)
             found["rows"] += [
                 {"step": step, "variable": variable, "term": "bias" if heads is None else "total"}
                 | {"norm": "sup", "set": name, "L": depth, "H": float(run.head_count)}
@@ -255,43 +253,6 @@ class Uniform(ClauseStudy):
                 for seed, value in zip(seeds[-len(squares) :], squares.sqrt().tolist(), strict=True)
             ]
         return found
-
-    def _worst_of_each(
-        self, ball: Callable, contexts, random, shared: tuple | None
-    ) -> tuple[torch.Tensor, dict]:
-        """Every seed's own worst context; its starts may be moved to one that is bad for many."""
-        worst = random.topk(self.starts, dim=1).indices  # (seeds, starts)
-        start = contexts[worst]
-        if shared is not None:
-            # in the place of the least bad start, where it is worse than that
-            context, index = shared
-            with torch.no_grad():
-                better = ball(index[None])(context[None])[:, 0] > random.gather(1, worst)[:, -1]
-            worst[better, -1], start[better, -1] = index, context
-        _, value, history = ascend(ball(worst), start, self._radius(), self.ascents)
-        value, history = value.amax(1), history.amax(2)
-        return value, _gain("mean of the worst", random.amax(1).mean(), history.mean(1))
-
-    def _worst_of_mean(self, ball: Callable, contexts, random) -> tuple[torch.Tensor, dict, tuple]:
-        """One context for all seeds, sought on the first half of them, measured on the second.
-
-        Also returned is that context, with the index of the one whose target it has.
-        """
-        half = len(random) // 2
-        mean = random[:half].mean(0)
-        worst = mean.topk(self.starts).indices
-        seek = ball(worst)
-        seek = dataclasses.replace(seek, heads=seek.heads[:half])
-        best, value, history = ascend(
-            lambda x: seek(x).mean(0), contexts[worst], self._radius(), self.ascents
-        )
-        context, index = best[value.argmax()], worst[value.argmax()]
-        measure = ball(index[None])
-        measure = dataclasses.replace(measure, heads=measure.heads[half:])
-        with torch.no_grad():
-            measured = measure(context[None])[:, 0]
-        gain = _gain("worst of the mean", mean.max(), history.amax(1))
-        return measured, gain, (context, index)
 
 
 def _error_of(error: FrozenError, variable: str, problem: Problem, targets) -> FrozenError:
@@ -322,18 +283,6 @@ def differences(rows: list[dict], floors: dict[str, float], gains: list[dict]) -
                 | {"verdict": d.verdict() if ended else NOT_ENDED}
             )
     return found
-
-
-def _gain(name: str, before: torch.Tensor, history: torch.Tensor) -> dict:
-    """Errors before and after ascent (root mean squares), and the gain of its last quarter."""
-    late = history[-1 - (len(history) - 1) // 4]
-    return {
-        "set": name,
-        "worst random": math.sqrt(before),
-        "after ascent": math.sqrt(history[-1]),
-        "gain": math.sqrt(history[-1] / before),
-        "gain of the last quarter": math.sqrt(history[-1] / late),
-    }
 
 
 def _fit_row(fit) -> dict:

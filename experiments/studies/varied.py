@@ -91,8 +91,11 @@ class VariedStudy(ClauseStudy):
                 f"VARY of the study {self.NAME} must name a setting or an option of its rule or "
                 f"law; got {shown(self.VARY)}. `ipslimit sweep --help` lists them."
             ) from None
-        if not self.values:
-            raise ValueError(f"VALUES of the study {self.NAME} must be one or more; got none.")
+        if not isinstance(self.VALUES, Iterable) or not self.values:
+            raise ValueError(
+                f"VALUES of the study {self.NAME} must be one or more; got {shown(self.VALUES)}. "
+                "List them, as VALUES = (0.5, 1.0)."
+            )
         super().check()
         for setting in self.settings().values():
             setting.check()

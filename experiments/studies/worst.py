@@ -9,6 +9,7 @@ first derivatives: so the worst x_0 of a ball is sought by projected ascent.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
@@ -223,3 +224,73 @@ def ascend(
             move = torch.where(size > 0, gradient / size, torch.zeros_like(gradient))
             x = project(x.detach() + length * shrink**iteration * move, radius)
     return best, best_value, torch.stack(history)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """For the worst contexts of a ball, by ascent from the worst of some random ones.
+
+    Attributes
+    ----------
+    starts : int
+        Random contexts from which ascent starts.
+    radius : float
+        Of the ball of every token.
+    iterations : int
+
+    Both kinds take `ball`, which gives the error on contexts of the ball with some indices; the
+    random `contexts` (n, N, d), and `random` (seeds, n), their squared errors. Beside squared
+    errors (seeds,) they return what ascent gained, as root mean squares.
+    """
+
+    starts: int
+    radius: float
+    iterations: int
+
+    def of_each(
+        self, ball: Callable, contexts: torch.Tensor, random: torch.Tensor, shared: tuple | None
+    ) -> tuple[torch.Tensor, dict]:
+        """Every seed's own worst context; its starts may be moved to one that is bad for many."""
+        worst = random.topk(self.starts, dim=1).indices  # (seeds, starts)
+        start = contexts[worst]
+        if shared is not None:
+            # in the place of the least bad start, where it is worse than that
+            context, index = shared
+            with torch.no_grad():
+                better = ball(index[None])(context[None])[:, 0] > random.gather(1, worst)[:, -1]
+            worst[better, -1], start[better, -1] = index, context
+        _, value, history = ascend(ball(worst), start, self.radius, self.iterations)
+        return value.amax(1), _gain(random.amax(1).mean(), history.amax(2).mean(1))
+
+    def of_mean(
+        self, ball: Callable, contexts: torch.Tensor, random: torch.Tensor
+    ) -> tuple[torch.Tensor, dict, tuple]:
+        """One context for all seeds, sought on the first half of them, measured on the second.
+
+        Also returned is that context, with the index of the one whose target it has.
+        """
+        half = len(random) // 2
+        mean = random[:half].mean(0)
+        worst = mean.topk(self.starts).indices
+        seek, start = ball(worst), contexts[worst]
+        seek = dataclasses.replace(seek, heads=seek.heads[:half])
+        best, value, history = ascend(
+            lambda x: seek(x).mean(0), start, self.radius, self.iterations
+        )
+        context, index = best[value.argmax()], worst[value.argmax()]
+        measure = ball(index[None])
+        measure = dataclasses.replace(measure, heads=measure.heads[half:])
+        with torch.no_grad():
+            measured = measure(context[None])[:, 0]
+        return measured, _gain(mean.max(), history.amax(1)), (context, index)
+
+
+def _gain(before: torch.Tensor, history: torch.Tensor) -> dict:
+    """Errors before and after ascent, and the gain of its last quarter."""
+    late = history[-1 - (len(history) - 1) // 4]
+    return {
+        "worst random": math.sqrt(before),
+        "after ascent": math.sqrt(history[-1]),
+        "gain": math.sqrt(history[-1] / before),
+        "gain of the last quarter": math.sqrt(history[-1] / late),
+    }
