@@ -180,7 +180,7 @@ def test_workers_know_the_rule_and_the_law(mine):
         ("sweep --rule needs.py:Steps --lr 1", "must not be called as settings are; got steps."),
         (
             "sweep --rule needs.py:Seeds --lr 1",
-            "must not be called as other flags are (see --help); got lr, keep, seeds",
+            "must not be called as other flags of the command are; got seeds.",
         ),
         ("sweep --rule needs.py:Bare", "rate of Bare must have a type of numbers"),
         ("sweep --law law.py:Clusters --biases True", "biases must be False with law=law.py:Clust"),
