@@ -174,7 +174,7 @@ def test_workers_know_the_rule_and_the_law(mine):
             "sweep --rule mine.py:Lion",
             "rule must name a class of ipslimit.Rule in mine.py; got 'Li",
         ),
-        ("sweep --law mine.py:Signum", "law must name a class of ipslimit.Law in mine.py"),
+        ("sweep --law mine.py:Signum", "law must name a class of ipslimit"),
         ("sweep --rule nowhere.py:Lion", "rule must name a file that can be read; got nowhere.py"),
         ("sweep --rule needs.py:Needs", "Missing from ipslimit sweep: --lr FLOAT"),
         ("sweep --rule needs.py:Steps --lr 1", "must not be called as settings are; got steps."),
