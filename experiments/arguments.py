@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import inspect
@@ -19,7 +18,6 @@ from tyro.constructors import (
 
 from .choices import CHOICES, Choice
 from .frame.options import REQUIRED, help_of
-from .frame.own import is_own
 from .study import Setting
 
 # Fields that no flag sets: what the flags of options and the file of a class make of them.
@@ -44,19 +42,20 @@ def settings_from(arguments: Sequence[str]) -> Iterator[None]:
     """
     chosen = {choice.what: _last(arguments, f"--{choice.what}") for choice in CHOICES}
     helping = not {"-h", "--help"}.isdisjoint(arguments)
-    registry = ConstructorRegistry()
+    registry, beside = ConstructorRegistry(), _Others()
 
     @registry.struct_rule
     def of_setting(info: StructTypeInfo) -> StructConstructorSpec | None:
         if not isinstance(info.type, type) or not issubclass(info.type, Setting):
+            beside.visit(info.type)
             return None
         base = info.default if isinstance(info.default, Setting) else info.type()
         try:
-            fields = list(_fields(base, chosen))
+            fields = list(_fields(base, chosen, beside.names))
         except (TypeError, ValueError) as error:
             raise BadSetting(str(error)) from error
         # others' options are parsed to be refused with the reason, and have no place in the help
-        others = {} if helping else _flags_of_others({field.name for field in fields})
+        others = {} if helping else _flags_of_others(beside.names.union(f.name for f in fields))
         fields += [StructFieldSpec(name, tuple[str, ...], _NOT_GIVEN) for name in others]
 
         def make(**values) -> Setting:
@@ -67,21 +66,31 @@ def settings_from(arguments: Sequence[str]) -> Iterator[None]:
         return StructConstructorSpec(make, tuple(fields))
 
     with registry:
-        try:
-            yield
-        except (AssertionError, argparse.ArgumentError) as error:  # tyro's, for a flag given twice
-            own = {
-                name: ", ".join(Setting.declared(choice, name))
-                for choice in CHOICES
-                if (name := chosen[choice.what]) is not None and is_own(name)
-            }
-            if not own:
-                raise
-            has = " and ".join(f"{options} of {name}" for name, options in own.items())
-            raise BadSetting(
-                f"options of one's own must not be called as other flags are (see --help); got "
-                f"{has}. Rename the one that is."
-            ) from error
+        yield
+
+
+class _Others:
+    """The flags of a command beside those of its setting, as far as tyro has come with it."""
+
+    def __init__(self):
+        self.kinds: set[type] = set()
+        self.names: set[str] = set()
+
+    def visit(self, kind: object) -> None:
+        """A part of the same command, or the next command."""
+        if dataclasses.is_dataclass(kind) and kind not in self.kinds:
+            self.kinds, self.names = set(), set()
+            self._add(kind)
+
+    def _add(self, kind: type) -> None:
+        self.kinds.add(kind)
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            part = hints[field.name]
+            if not dataclasses.is_dataclass(part):
+                self.names.add(field.name)
+            elif not issubclass(part, Setting):
+                self._add(part)
 
 
 def _last(arguments: Sequence[str], flag: str) -> str | None:
@@ -94,8 +103,16 @@ def _last(arguments: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def _fields(base: Setting, chosen: dict[str, str | None]) -> Iterator[StructFieldSpec]:
-    """A flag of every setting, and of every option of the chosen rule and law."""
+def _fields(
+    base: Setting, chosen: dict[str, str | None], beside: set[str]
+) -> Iterator[StructFieldSpec]:
+    """A flag of every setting, and of every option of the chosen rule and law.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where there is no such rule or law, or an option is called as one of the flags `beside` is.
+    """
     helps = help_of(type(base))
     hints = typing.get_type_hints(type(base), include_extras=True)
     choices = {choice.what: choice for choice in CHOICES}
@@ -106,6 +123,11 @@ def _fields(base: Setting, chosen: dict[str, str | None]) -> Iterator[StructFiel
             words = f"{helps[name][:-1]}: {', '.join(choice.kinds)}, or FILE.py:CLASS of your own."
             yield StructFieldSpec(name, str, picked, helptext=words)
             for option, value in _offered(base, choice, picked):
+                if option.name in beside:
+                    raise ValueError(
+                        f"options of the {name} {picked} must not be called as other flags of the "
+                        f"command are; got {option.name}. Rename it."
+                    )
                 value = MISSING if value is REQUIRED else value
                 yield StructFieldSpec(option.name, option.type, value, helptext=option.help)
         elif name not in _MADE:
