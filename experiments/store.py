@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from .frame.own import digests_in
+
 # Raised whenever what a cell holds, or how its numbers come about, changes: cells that an older
 # version left in a folder must not be taken for this one's.
 FORMAT = 4
@@ -30,8 +32,8 @@ class CannotWrite(RuntimeError):
     """A file that could not be written, as on a full disk; the message says what to do."""
 
 
-def prepare_folder(path: str | os.PathLike) -> Path:
-    """Make the folder and show that files can be written in it.
+def prepare_folder(path: str | os.PathLike, writable: bool = True) -> Path:
+    """Make the folder and, if it is to be `writable`, show that files can be written in it.
 
     Raises
     ------
@@ -41,8 +43,9 @@ def prepare_folder(path: str | os.PathLike) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if writable:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         raise ValueError(
             f"out must be a folder that can be written; got {str(folder)!r} "
@@ -216,12 +219,13 @@ class Cells:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        self.folder = prepare_folder(folder)
+        # whether files can be written shows with the first: a study has many sweeps, and one folder
+        self.folder = prepare_folder(folder, writable=False)
         self.damaged: list[str] = []
 
     def path(self, name: str, *key: object) -> Path:
         """Where the cell of this name and configuration lies."""
-        return self.folder / f"{name}-{digest(FORMAT, name, *key)}.json"
+        return self.folder / cell_file(name, *key)
 
     def read(self, path: Path, form: object = None) -> object | None:
         """The content, or None if it must be computed; see `read_cell`."""
@@ -230,6 +234,14 @@ class Cells:
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None
+
+
+def cell_file(name: str, *key: object) -> str:
+    """The file of a cell: `key` is all that decides it, in plain types.
+
+    Where a class of a user's own is named in them, the text of its file decides too.
+    """
+    return f"{name}-{digest(FORMAT, name, *key, *digests_in(key))}.json"
 
 
 def digest(*parts: object) -> str:

@@ -54,12 +54,20 @@ def own_class(option: str, text: str, kind: type) -> type:
             and issubclass(value, kind)
             and value.__module__ == module.__name__
         ]
-        what = f"a class of {kind.__module__.partition('.')[0]}.{kind.__name__}"
+        what = f"a class of {_public_name(kind)}"
         raise ValueError(
             f"{option} must name {what} in {file}; got {shown(name)}. "
             + (f"Use {file}:{there[0]}." if there else f"Define {name}({kind.__name__}) there.")
         )
     return found
+
+
+def _public_name(kind: type) -> str:
+    """As a user imports it: out of the outermost package that has it."""
+    parts = kind.__module__.split(".")
+    packages = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    having = (p for p in packages if getattr(sys.modules.get(p), kind.__name__, None) is kind)
+    return f"{next(having, kind.__module__)}.{kind.__name__}"
 
 
 def module_of(option: str, file: str) -> ModuleType:
@@ -78,6 +86,20 @@ def digest_of(kind: type) -> str | None:
     """Of the text of the file that defines a class, if that is one of the user's own files."""
     name = kind.__module__
     return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+
+def digests_in(plain: object) -> list[str]:
+    """Of the files of all classes that are named, FILE.py:NAME, somewhere in plain types."""
+    if isinstance(plain, str):
+        return [digest_of_file(plain.rpartition(":")[0])] if is_own(plain) else []
+    parts = plain.values() if isinstance(plain, dict) else plain
+    several = isinstance(plain, (dict, list, tuple))
+    return [digest for part in parts for digest in digests_in(part)] if several else []
+
+
+def digest_of_file(file: str) -> str:
+    """Of its text, as `digest_of` gives it for the classes that it defines."""
+    return module_of("the file", file).__name__.removeprefix(PREFIX)
 
 
 def _run(option: str, file: str, source: bytes) -> ModuleType:
