@@ -12,7 +12,6 @@ from ipslimit.solvers import LimitRun
 from ipslimit.solvers.memory import SHARE, available
 
 from .engines import Engine
-from .frame.own import carried
 from .memory import seeds_that_fit
 from .store import NUMBER, digest
 from .study import Study
@@ -69,7 +68,7 @@ _latest: tuple[str, ParticleRun] | None = None
 def _whole(study: Study, device: str, depth: int) -> ParticleRun:
     """The model with the whole law in every layer; kept, since cells of a depth come together."""
     global _latest
-    key = digest(study.as_dict(), device, depth, sorted(carried()))
+    key = digest(study.as_dict(), device, depth)
     if _latest is None or _latest[0] != key:
         _latest = key, _train(study, device, depth, None)
     return _latest[1]

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from .frame.own import digests_in
-
 # Raised whenever what a cell holds, or how its numbers come about, changes: cells that an older
 # version left in a folder must not be taken for this one's.
 FORMAT = 4
@@ -237,11 +235,8 @@ class Cells:
 
 
 def cell_file(name: str, *key: object) -> str:
-    """The file of a cell: `key` is all that decides it, in plain types.
-
-    Where a class of a user's own is named in them, the text of its file decides too.
-    """
-    return f"{name}-{digest(FORMAT, name, *key, *digests_in(key))}.json"
+    """The file of a cell: `key` is all that decides it, in plain types."""
+    return f"{name}-{digest(FORMAT, name, *key)}.json"
 
 
 def digest(*parts: object) -> str:

@@ -20,6 +20,7 @@ from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_ce
 from .engines import Engine, choose_engine
 from .frame import runner
 from .frame.outcome import Outcome
+from .frame.own import digest_of
 from .frame.task import Task
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
@@ -160,7 +161,9 @@ class Sweep:
         self.device = resolve_device(device)
         self.engine, self.memory = engine, memory
         self.cells = Cells(Path(folder) / "cells")
-        setting = [type(study.setting).__name__, dataclasses.asdict(study.setting)]
+        kind = type(study.setting)
+        setting = [kind.__name__, dataclasses.asdict(study.setting)]
+        setting += filter(None, [digest_of(kind)])  # one that the user's own file defines
         # its errors are those at the depths of the sizes' layers
         depths = study.sizes.all_depths
         self._limit_path = self.cells.path("limit", setting, study.tol, depths)
@@ -360,6 +363,7 @@ def outcome(
             "results": ([_whole_heads(row) for row in result.rows], COLUMNS),
             "weak": ([_whole_heads(row) for row in result.weak], WEAK_COLUMNS),
         },
+        result.damaged,
     )
 
 

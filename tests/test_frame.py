@@ -363,6 +363,21 @@ def test_without_json_the_same_runs_are_told_in_words(reviews, tmp_path, capsys)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == cells
 
 
+@pytest.mark.parametrize("name", ["sweep", "gauge"])
+def test_damaged_files_are_told_beside_the_results(name, reviews, tmp_path, capsys):
+    arguments = [*tiny(name, reviews), "--workers", "1", "--out", str(tmp_path)]
+    main(arguments)
+    path = min(p for p in (tmp_path / "cells").glob("*.json") if "limit" not in p.name)
+    for json_too in ([], ["--json"]):
+        path.write_bytes(path.read_bytes()[:-9])
+        capsys.readouterr()
+        main([*arguments, *json_too])
+        printed = capsys.readouterr()
+        said = printed.err if json_too else printed.out
+        assert f"damaged result file: {path.name} is truncated" in said
+    json.loads(printed.out)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_options_that_all_have_mean_one_thing(name, tmp_path, monkeypatch):
     asked = []

@@ -59,8 +59,8 @@ class Command(abc.ABC):
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         require_bool("quick", self.quick)
         for name, reason in self.CANNOT.items():
-            value, useless = getattr(self, name), ("auto", "cpu") if name == "device" else (None,)
-            if value not in useless:
+            value, fine = getattr(self, name), ("auto", "cpu") if name == "device" else (None,)
+            if value not in fine:
                 raise ValueError(
                     f"{name} must be left out of {self.NAME}, {reason}; got {value}. Leave it out."
                 )

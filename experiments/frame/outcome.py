@@ -33,7 +33,7 @@ class Outcome:
     tables : dict
         Name of a CSV file -> its rows and columns.
     damaged : list of str
-        Result files that could not be trusted, where the summary does not tell of them.
+        Result files that could not be trusted, where the numbers do not tell of them.
     """
 
     name: str

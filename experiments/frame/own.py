@@ -88,20 +88,6 @@ def digest_of(kind: type) -> str | None:
     return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
 
 
-def digests_in(plain: object) -> list[str]:
-    """Of the files of all classes that are named, FILE.py:NAME, somewhere in plain types."""
-    if isinstance(plain, str):
-        return [digest_of_file(plain.rpartition(":")[0])] if is_own(plain) else []
-    parts = plain.values() if isinstance(plain, dict) else plain
-    several = isinstance(plain, (dict, list, tuple))
-    return [digest for part in parts for digest in digests_in(part)] if several else []
-
-
-def digest_of_file(file: str) -> str:
-    """Of its text, as `digest_of` gives it for the classes that it defines."""
-    return module_of("the file", file).__name__.removeprefix(PREFIX)
-
-
 def _run(option: str, file: str, source: bytes) -> ModuleType:
     name = PREFIX + hashlib.sha256(source).hexdigest()[:16]
     if name in sys.modules:
