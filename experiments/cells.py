@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.measure.errors import bias_table, error_table, weak_table
@@ -12,12 +11,14 @@ from ipslimit.model.runs import joined
 from ipslimit.solvers import LimitRun
 from ipslimit.solvers.memory import SHARE, available
 
-from .engines import processors
+from .engines import Engine
 from .memory import seeds_that_fit
-from .store import NUMBER, DamagedFile, digest, read_cell, write_cell
+from .store import NUMBER, digest
 from .study import Study
 
 _SIZES = {"step": int, "variable": str, "set": str, "L": int, "error": NUMBER}
+# One unit of `cell_cost`, roughly, on one core: for what has to be known before anything is timed.
+SECONDS_A_UNIT = 1e-8
 # What `measure_cell` returns, for reading it back.
 FORM = {
     "rows": [_SIZES | {"term": str, "norm": str, "H": NUMBER, "seed": int}],
@@ -28,46 +29,17 @@ FORM = {
 }
 
 
-def measure_cells(
-    study: Study,
-    device: str,
-    limit: LimitRun,
-    memory: int | None,
-    cells: Sequence[tuple[int, int | None, Path | None]],
-) -> list[dict]:
-    """The contents of cells (depth, heads, path); each is written as soon as it is there.
+def measure_cell(
+    study: Study, device: str, limit: LimitRun, memory: int | None, depth: int, count: int | None
+) -> dict:
+    """Rows of errors of one cell, and what became of its runs.
 
     Parameters
     ----------
     limit : LimitRun of the study
-    memory : bytes for a cell; by default, what this machine has for each of its processors
-    cells : heads is None for the whole law; without a path nothing is written. A file that is there
-        already was written before a worker died, and is read.
+    memory : bytes, as of `seeds_that_fit`
+    depth, count : L and H, which is None for the whole law
     """
-    if memory is None:
-        memory = int(SHARE * available() / processors())
-    contents = []
-    for depth, count, path in cells:
-        content = _finished(path)
-        if content is None:
-            content = measure_cell(study, device, limit, memory, depth, count)
-            if path is not None:
-                write_cell(path, content)
-        contents.append(content)
-    return contents
-
-
-def _finished(path: Path | None) -> dict | None:
-    try:
-        return None if path is None else read_cell(path, FORM)
-    except DamagedFile:
-        return None
-
-
-def measure_cell(
-    study: Study, device: str, limit: LimitRun, memory: int, depth: int, count: int | None
-) -> dict:
-    """Rows of errors of one cell, and what became of its runs."""
     together = seeds_that_fit(study, depth, count, memory)
     whole = _whole(study, device, depth)
     setting = study.setting
@@ -75,7 +47,7 @@ def measure_cell(
         rows = bias_table(whole, limit)
         diverged = int(whole.diverged.sum())
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "nonlinearity": []}
-    run = _train_in_parts(study, device, depth, count, together)
+    run = train_seeds(study, device, depth, count, together)
     predicted, nonlinearity = None, []
     if study.constant and setting.exact:
         problem, rule = setting.make_problem(), setting.make_rule()
@@ -102,11 +74,11 @@ def _whole(study: Study, device: str, depth: int) -> ParticleRun:
     return _latest[1]
 
 
-def _train_in_parts(
-    study: Study, device: str, depth: int, count: int, together: int
+def train_seeds(
+    study: Study, device: str, depth: int, count: int | None, together: int
 ) -> ParticleRun:
-    """All seeds, so many at a time; the same bits as all at once."""
-    seeds = range(study.sizes.seeds)
+    """All seeds, so many at a time: the same bits as all at once. The whole law needs but one."""
+    seeds = range(1 if count is None else study.sizes.seeds)
     parts = []
     for first in range(0, len(seeds), together):
         run = _train(study, device, depth, count, seeds=seeds[first : first + together])
@@ -132,6 +104,16 @@ def _train(
         device=device,
         nodes=setting.nodes,
     )
+
+
+def memory_of_a_cell(memory: int | None, engine: Engine) -> int | None:
+    """Bytes for each of the cells that are computed at a time, of `memory` or what is free.
+
+    None where the machines of the workers know what they have.
+    """
+    if memory is None and not engine.shares_files:
+        return None
+    return (int(SHARE * available()) if memory is None else memory) // engine.workers
 
 
 def cell_cost(study: Study, depth: int, count: int | None) -> int:

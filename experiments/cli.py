@@ -3,124 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import operator
 import sys
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
 
-from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
+from ipslimit.checks import NoRoom
 from ipslimit.cpu.dispatch import wanted_path
 
 from .arguments import BadSetting, settings_from
 from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
-from .compare import Compared, compare, write_comparison
-from .engines import EngineFailed, choose_engine
+from .compare_command import CompareCommand
+from .engines import EngineFailed
 from .gauge.command import GaugeCommand
-from .memory import GIB
 from .rebalance.command import RebalanceCommand
-from .store import CannotWrite, prepare_folder
+from .store import CannotWrite
 from .studies.command import StudyCommand, study_command
 from .studies.report import ReportCommand
-from .study import Flat, Study, StudyError
-from .summary import summary
-from .sweep import Sweep, write_results
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepCommand:
-    """Sweep depth and heads against the limit; fit and plot the convergence rates.
-
-    Finished cells are kept in OUT/cells: run the same command again to resume. In Python,
-    Study.from_dict gives back the study that OUT/config.json holds at "study".
-    """
-
-    study: Annotated[Study, Flat] = Study()
-    out: Path = Path("results/sweep")
-    """Folder for config.json, results.csv, rates.json, rates.png and the cells."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    workers: int | None = None
-    """Worker processes, 1 for none (default: one a processor if that pays)."""
-    scheduler: str | None = None
-    """Compute on the workers of this Dask scheduler, tcp://host:port."""
-    memory: float | None = None
-    """GiB for all that is computed at a time (default: most of what is free)."""
-    verbose: bool = False
-    """Print every fit, not only the headline."""
-
-    def check(self) -> None:
-        self.study.check()
-        prepare_folder(self.out)
-        resolve_device(self.device)
-        if self.memory is not None:
-            require_real("memory", self.memory, 0.0, include_low=False)
-        if self.workers is not None:
-            require_int("workers", self.workers)
-
-    def run(self) -> None:
-        engine = None
-        if self.workers is not None or self.scheduler is not None:
-            engine = choose_engine(self.workers, self.scheduler)
-        memory = None if self.memory is None else int(self.memory * GIB)
-        result = Sweep(self.study, self.out, self.device, engine, memory).run()
-        write_results(result, self.study, self.out, self.device)
-        print(summary(result, everything=self.verbose))
-        files = "config.json, results.csv, weak.csv, rates.json, rates.png, rates.pdf"
-        print(f"\nwritten to {self.out}: {files}")
-
-
-@dataclasses.dataclass(frozen=True)
-class CompareCommand:
-    """Lay one (L, H) on the limit: token paths over depth and the error along them.
-
-    Several rules side by side: --rule adamw --against sbo.
-    """
-
-    pair: Annotated[Compared, Flat] = Compared()
-    out: Path = Path("results/compare")
-    """Folder for config.json, paths.csv, errors.csv and compare.png."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-    def check(self) -> None:
-        self.pair.check()
-        prepare_folder(self.out)
-        resolve_device(self.device)
-
-    def run(self) -> None:
-        comparisons = compare(self.pair, self.device)
-        write_comparison(comparisons, self.pair, self.out, self.device)
-        for comparison in comparisons:
-            limit = comparison.limit
-            print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
-            if limit.quadrature_error:
-                print(
-                    f"{comparison.rule}, limit: quadrature error over heads "
-                    f"{limit.quadrature_error:.1e} (largest component) with {limit.nodes} nodes: "
-                    "raise --nodes to lower it"
-                )
-            print(f"{comparison.rule}, particles: {comparison.run.status}")
-            for note in comparison.run.notes:
-                print(f"{comparison.rule}, particles: {note}")
-            rows = comparison.error_rows()
-            for case in comparison.cases():
-                chosen = [row for row in rows if (row["step"], row["variable"]) == case]
-                worst = max(chosen, key=lambda row: row["rms"])
-                quadrature = worst["quadrature_error"]
-                note = f", quadrature error of the limit {quadrature:.1e}" if quadrature else ""
-                print(
-                    f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
-                    f"{worst['r']}{note}"
-                )
-        files = "config.json, compare.png, compare.pdf, errors.csv, paths.csv"
-        print(f"\nwritten to {self.out}: {files}")
-
+from .study import Flat, StudyError
+from .sweep_command import SweepCommand
 
 COMMANDS = {
     "sweep": SweepCommand,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Annotated
 
 import numpy as np
@@ -13,19 +12,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ipslimit import ParticleRun, train_particles
+from ipslimit import ParticleRun
 from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.measure.errors import mean_square
 from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
 from ipslimit.solvers import LimitRun, solve_limit
 
+from .cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, train_seeds
 from .choices import RULES
+from .engines import Engine, choose_engine, compute
+from .frame.outcome import Outcome
 from .frame.own import is_own
+from .memory import seeds_that_fit
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name, short_name
 from .provenance import provenance
-from .store import finite, prepare_folder, write_csv, write_figure, write_json
-from .study import Flat, Setting, StudyError
-from .together import write_together
+from .study import Flat, Setting, Sizes, Study, StudyError
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
@@ -287,6 +288,11 @@ class Compared:
         biases = any(setting.has_biases for setting in settings)
         return [setting.varied(biases=biases) for setting in settings]
 
+    def study(self, setting: Setting) -> Study:
+        """The sweep's study of this one size, for one of the `settings`."""
+        sizes = Sizes((self.depth,), (self.heads,), self.seeds, self.root_seed)
+        return Study(setting, sizes, self.tol, constant=False)
+
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         for name in ("depth", "heads"):
@@ -307,68 +313,76 @@ class Compared:
             setting.check()
 
 
-def compare(pair: Compared, device: object = "auto") -> list[Comparison]:
+def compare(
+    pair: Compared, device: object = "auto", engine: Engine | None = None, memory: int | None = None
+) -> list[Comparison]:
     """Train particles and solve the limit of the same setting, under each rule.
+
+    Parameters
+    ----------
+    pair : Compared
+    device : "auto", "cpu", "cuda" or "cuda:i"
+    engine : Engine, optional
+        Where rules are computed, by default wherever they are faster.
+    memory : bytes, optional
+        For all that is computed at a time, by default most of what is free; where the seeds do
+        not fit, they are trained a few at a time.
 
     Raises
     ------
     TypeError, ValueError
         For bad settings.
     StudyError
-        If the limit, or every particle run, diverges.
+        If the limit, or every particle run, diverges, or not even one seed fits.
     """
     pair.check()
     device = resolve_device(device)
-    return [_compare(pair, setting, device) for setting in pair.settings()]
+    studies = [pair.study(setting) for setting in pair.settings()]
+    if engine is None:
+        # a GPU is not shared out to processes, nor a single rule
+        alone = device.type != "cpu" or len(studies) == 1
+        units = sum(cell_cost(study, pair.depth, pair.heads) for study in studies)
+        engine = choose_engine(int(alone), seconds=SECONDS_A_UNIT * units)
+    shared = (pair.depth, pair.heads, str(device), memory_of_a_cell(memory, engine))
+    found = dict(compute(engine, _compare, shared, {i: (s,) for i, s in enumerate(studies)}))
+    return [found[i] for i in range(len(studies))]
 
 
-def _compare(pair: Compared, setting: Setting, device: torch.device) -> Comparison:
+def _compare(depth: int, heads: int, device: str, memory: int | None, study: Study) -> Comparison:
+    setting = study.setting
     problem, rule = setting.make_problem(), setting.make_rule()
+    together = seeds_that_fit(study, depth, heads, memory)
     limit = solve_limit(
-        problem, rule, setting.steps, pair.tol, setting.recorded, device, **setting.quadrature()
+        problem, rule, setting.steps, study.tol, setting.recorded, device, **setting.quadrature()
     )
     name = rule_name(setting)
     if limit.status == "diverged":
         raise StudyError(f"the limit under {name} cannot be compared with: {limit.message}")
-
-    def train(count: int | None, seeds: int) -> ParticleRun:
-        return train_particles(
-            problem,
-            rule,
-            pair.depth,
-            count,
-            setting.steps,
-            seeds,
-            pair.root_seed,
-            setting.recorded,
-            device=device,
-            nodes=limit.nodes,
-        )
-
-    run = train(pair.heads, pair.seeds)
+    nodes = dataclasses.replace(study, setting=setting.varied(nodes=limit.nodes))
+    run = train_seeds(nodes, device, depth, heads, together)
     if run.diverged.all():
-        raise StudyError(
-            f"all seeds of L={pair.depth}, H={pair.heads} under {name} diverged; lower lr"
-        )
-    return Comparison(setting, run, train(None, 1), limit)
+        raise StudyError(f"all seeds of L={depth}, H={heads} under {name} diverged; lower lr")
+    return Comparison(setting, run, train_seeds(nodes, device, depth, None, 1), limit)
 
 
-def write_comparison(
-    comparisons: list[Comparison], pair: Compared, out: str | os.PathLike, device: object = "auto"
-) -> None:
-    """config.json, paths.csv, errors.csv, compare.png, compare.pdf, and their compare.sha256.
+def outcome(
+    comparisons: list[Comparison], pair: Compared, device: object = "auto", summary: str = ""
+) -> Outcome:
+    """The comparisons of a pair as config.json, paths.csv, errors.csv and compare.png.
 
-    `pair` is what was compared, on `device`.
+    `device` computed the numbers.
     """
-    folder = prepare_folder(out)
     limits = [comparison.limit_summary() for comparison in comparisons]
-    config = {"pair": dataclasses.asdict(pair), "limits": finite(limits)}
+    made = provenance(device) | {"pair": dataclasses.asdict(pair), "limits": limits}
     paths, errors = (
         [row for comparison in comparisons for row in rows(comparison)]
         for rows in (Comparison.path_rows, Comparison.error_rows)
     )
-    with write_together(folder, "compare") as staged:
-        write_json(staged / "config.json", provenance(device) | config)
-        write_csv(staged / "paths.csv", paths, PATH_COLUMNS)
-        write_csv(staged / "errors.csv", errors, ERROR_COLUMNS)
-        write_figure(staged / "compare", comparison_figure(comparisons))
+    return Outcome(
+        "compare",
+        made | {"errors": errors},
+        summary,
+        {"compare": comparison_figure(comparisons)},
+        {"config": made},
+        {"errors": (errors, ERROR_COLUMNS), "paths": (paths, PATH_COLUMNS)},
+    )

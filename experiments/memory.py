@@ -7,8 +7,9 @@ import dataclasses
 import torch
 
 from ipslimit import Heads
-from ipslimit.solvers.memory import limit_bytes
+from ipslimit.solvers.memory import SHARE, available, limit_bytes
 
+from .engines import processors
 from .study import DTYPES, Setting, Study, StudyError
 
 GIB = 2**30
@@ -59,14 +60,18 @@ def _numbers_of_a_head(setting: Setting) -> tuple[int, int]:
     return layout.size, sum(t.numel() for t in setting.make_rule().init(heads).values())
 
 
-def seeds_that_fit(study: Study, depth: int, count: int | None, memory: int) -> int:
+def seeds_that_fit(study: Study, depth: int, count: int | None, memory: int | None) -> int:
     """How many seeds of a cell can be trained at a time in so many bytes.
+
+    By default, in what this machine has for each of its processors.
 
     Raises
     ------
     StudyError
         If not even one fits; it tells how much that takes.
     """
+    if memory is None:
+        memory = int(SHARE * available() / processors())
     seeds = 1 if count is None else study.sizes.seeds
     while seeds > 1 and cell_bytes(study, depth, count, seeds) > memory:
         seeds = -(-seeds // 2)

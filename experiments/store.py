@@ -30,8 +30,8 @@ class CannotWrite(RuntimeError):
     """A file that could not be written, as on a full disk; the message says what to do."""
 
 
-def prepare_folder(path: str | os.PathLike) -> Path:
-    """Make the folder and show that files can be written in it.
+def prepare_folder(path: str | os.PathLike, writable: bool = True) -> Path:
+    """Make the folder and, if it is to be `writable`, show that files can be written in it.
 
     Raises
     ------
@@ -41,8 +41,9 @@ def prepare_folder(path: str | os.PathLike) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if writable:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         raise ValueError(
             f"out must be a folder that can be written; got {str(folder)!r} "
@@ -216,12 +217,13 @@ class Cells:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        self.folder = prepare_folder(folder)
+        # whether files can be written shows with the first: a study has many sweeps, and one folder
+        self.folder = prepare_folder(folder, writable=False)
         self.damaged: list[str] = []
 
     def path(self, name: str, *key: object) -> Path:
         """Where the cell of this name and configuration lies."""
-        return self.folder / f"{name}-{digest(FORMAT, name, *key)}.json"
+        return self.folder / cell_file(name, *key)
 
     def read(self, path: Path, form: object = None) -> object | None:
         """The content, or None if it must be computed; see `read_cell`."""
@@ -230,6 +232,11 @@ class Cells:
         except DamagedFile as damage:
             self.damaged.append(f"{damage}: computed again")
             return None
+
+
+def cell_file(name: str, *key: object) -> str:
+    """The file of a cell: `key` is all that decides it, in plain types."""
+    return f"{name}-{digest(FORMAT, name, *key)}.json"
 
 
 def digest(*parts: object) -> str:

@@ -21,7 +21,6 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     lines = [f"limit: {limit['message']}", f"limit: {limit['elements']} depth elements"]
     lines += _quadrature(limit)
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
-    lines += [f"damaged result file: {text}" for text in result.damaged]
     lines += ["", *_headline(result)]
     if shares := _shares(result):
         lines += ["", *shares]

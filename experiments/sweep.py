@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -10,38 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from ipslimit.checks import resolve_device
 from ipslimit.measure.errors import quadrature_table
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
-from ipslimit.solvers.memory import SHARE, available
 
-from .cells import FORM, cell_cost, measure_cells
-from .engines import Engine, choose_engine, grouped
+from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_cell
+from .engines import Engine, choose_engine
+from .frame import runner
+from .frame.outcome import Outcome
 from .frame.own import digest_of
-from .frame.runner import alone, progress_bar
+from .frame.task import Task
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
-from .store import (
-    NUMBER,
-    Cells,
-    finite,
-    prepare_folder,
-    write_cell,
-    write_csv,
-    write_figure,
-    write_json,
-)
+from .store import NUMBER, Cells, digest, write_cell
 from .study import Study, StudyError
-from .together import write_together
 
 # Of a sampled law's nodes: the one that errors are measured from, and three others.
 SCRAMBLINGS = 4
-# One unit of `cell_cost`, roughly, on one core: for what has to be known before anything is timed.
-SECONDS_A_UNIT = 1e-8
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
 # The limit's summary, as it is kept.
@@ -145,15 +132,6 @@ class SweepResult:
         }
 
 
-@dataclasses.dataclass
-class Plan:
-    """What of a sweep is there already: its cells by (L, H), and the limit's summary."""
-
-    done: dict[tuple[int, int | None], dict]
-    missing: list[tuple[int, int | None]]
-    limit: dict | None
-
-
 class Sweep:
     """All cells of a study; finished ones are read from `folder`, the others computed into it.
 
@@ -182,78 +160,74 @@ class Sweep:
         self.study = study
         self.device = resolve_device(device)
         self.engine, self.memory = engine, memory
-        self.cells = Cells(prepare_folder(folder) / "cells")
+        self.cells = Cells(Path(folder) / "cells")
         kind = type(study.setting)
         setting = [kind.__name__, dataclasses.asdict(study.setting)]
         setting += filter(None, [digest_of(kind)])  # one that the user's own file defines
         # its errors are those at the depths of the sizes' layers
         depths = study.sizes.all_depths
         self._limit_path = self.cells.path("limit", setting, study.tol, depths)
-        self._cell_key = (
-            setting,
-            study.tol,
-            study.sizes.seeds,
-            study.sizes.root_seed,
-            study.constant,
-        )
-        self.lock_path = self.cells.path("sweep", *self._cell_key).with_suffix(".lock")
+        self._limit: dict | None = None  # its summary
+        sizes = study.sizes
+        self._key = (setting, study.tol, sizes.seeds, sizes.root_seed, study.constant)
 
     def run(self, progress: bool = True) -> SweepResult:
         """Compute what is missing, then fit; writes nothing but the cells."""
         return run_sweeps([self], "sweep", progress)[0]
 
-    def plan(self) -> Plan:
-        """Read what there is."""
-        read = self.cells.read
-        done = {c: found for c in self._cells() if (found := read(self._path(*c), FORM))}
-        missing = [cell for cell in self._cells() if cell not in done]
-        return Plan(done, missing, None if missing else read(self._limit_path, LIMIT_FORM))
+    def path(self, cell: tuple[int, int | None]) -> Path:
+        """Where the cell (L, H) lies."""
+        return self.cells.folder / self._task(*cell, 0.0).file
 
-    def finish(self, plan: Plan, bar: tqdm) -> SweepResult:
-        """Compute what the plan lacks; the bar moves by `cost` a cell."""
-        costs = {cell: SECONDS_A_UNIT * cell_cost(self.study, *cell) for cell in plan.missing}
-        engine = self.engine or self._local_engine(sum(costs.values()))
-        memory = self._memory_of_a_cell(engine)
-        for cell in costs if memory is not None else ():
+    def work(self) -> runner.Work:
+        """The cells as tasks: the deepest first, and of a depth the largest."""
+        costs = {cell: cell_cost(self.study, *cell) for cell in self._cells()}
+        order = sorted(costs, key=lambda cell: (-cell[0], -costs[cell]))
+        return runner.Work(
+            {cell: self._task(*cell, costs[cell]) for cell in order},
+            self.cells,
+            self._chosen_engine,
+            self._prepare,
+            preparing="limit",
+            lock=f"sweep-{digest(*self._key)}",
+        )
+
+    def result(self, contents: dict[tuple[int, int | None], dict]) -> SweepResult:
+        """What the contents of all cells say."""
+        if self._limit is None:  # no cell was missing
+            self._limit = self.cells.read(self._limit_path, LIMIT_FORM)
+        if self._limit is None:
+            self._solve_limit(memory_of_a_cell(self.memory, self._chosen_engine(0.0)))
+        return self._collect([contents[cell] for cell in self._cells()], self._limit)
+
+    def _task(self, depth: int, count: int | None, cost: float) -> Task:
+        return Task(
+            name=f"L{depth}-H{'inf' if count is None else count}",
+            function=measure_cell,
+            arguments=(depth, count),
+            key=self._key,
+            form=FORM,
+            cost=cost,
+            seconds=SECONDS_A_UNIT * cost,
+            group=depth,  # they share the model with the whole law
+        )
+
+    def _prepare(self, missing: list[tuple[int, int | None]], engine: Engine) -> tuple:
+        """What every cell needs: study, device, limit and memory."""
+        memory = memory_of_a_cell(self.memory, engine)
+        for cell in missing if memory is not None else ():
             seeds_that_fit(self.study, *cell, memory)  # refused before anything is computed
-        limit = None
-        if plan.limit is None:
-            bar.set_postfix_str("limit")
-            limit, plan.limit = self._solve_limit(memory)
-            memory = self._memory_of_a_cell(engine)  # less of it is free now
-        bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")
-        # cells of one depth share the model with the whole law, so they go together
-        groups = []
-        for depth in sorted({cell[0] for cell in costs}, reverse=True):
-            groups += grouped({c: t for c, t in costs.items() if c[0] == depth}, engine)
-        paths = {cell: self._path(*cell) for cell in costs}
+        limit = self._solve_limit(memory)
+        memory = memory_of_a_cell(self.memory, engine)  # less of it is free now
+        # over the nodes of the limit, which may be more than asked for
+        setting = self.study.setting.varied(nodes=self._limit["nodes"])
+        study = dataclasses.replace(self.study, setting=setting)
+        return study, str(self.device), limit, memory
 
-        def arguments(group: list) -> tuple:
-            return ([(*cell, paths[cell] if engine.shares_files else None) for cell in group],)
-
-        tasks = {tuple(group): arguments(group) for group in groups}
-        study = self.study
-        if plan.missing:  # over the nodes of the limit, which may be more than asked for
-            setting = study.setting.varied(nodes=plan.limit["nodes"])
-            study = dataclasses.replace(study, setting=setting)
-        shared = (study, str(self.device), limit, memory)
-        for group, contents in engine.run(measure_cells, shared, tasks):
-            for cell, content in zip(group, contents, strict=True):
-                if not engine.shares_files:
-                    write_cell(paths[cell], content)
-                plan.done[cell] = content
-                bar.update(self.cost(*cell))
-        return self._collect([plan.done[cell] for cell in self._cells()], plan.limit)
-
-    def _local_engine(self, seconds: float) -> Engine:
+    def _chosen_engine(self, seconds: float) -> Engine:
         # a GPU is not shared out to processes
-        return choose_engine(1 if self.device.type != "cpu" else None, None, seconds)
-
-    def _memory_of_a_cell(self, engine: Engine) -> int | None:
-        if self.memory is None and not engine.shares_files:
-            return None  # the workers' machines know what they have
-        memory = int(SHARE * available()) if self.memory is None else self.memory
-        return memory // engine.workers
+        workers = 0 if self.device.type == "cpu" else 1
+        return self.engine or choose_engine(workers, seconds=seconds)
 
     def _collect(self, contents: list[dict], limit: dict) -> SweepResult:
         rows = [row for content in contents for row in content["rows"]] + limit["quadrature"]
@@ -290,7 +264,8 @@ class Sweep:
         damaged = self.cells.damaged
         return SweepResult(rows, weak, fits, constant, constant_trends(rows), limit, runs, damaged)
 
-    def _solve_limit(self, memory: int | None) -> tuple[LimitRun, dict]:
+    def _solve_limit(self, memory: int | None) -> LimitRun:
+        """The limit; its summary is kept."""
         setting, quadrature = self.study.setting, self.study.setting.quadrature()
         if memory is not None:
             quadrature["max_nodes"] = most_nodes(self.study, memory)
@@ -307,7 +282,7 @@ class Sweep:
         if run.status == "diverged" or not math.isfinite(run.error):
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
         theta = _theta_errors(run, self.study.sizes.all_depths)
-        summary = {
+        self._limit = {
             "error": run.error,
             "errors": _limit_errors(run, bool(setting.probes), theta),
             "theta": theta,
@@ -319,39 +294,19 @@ class Sweep:
             "quadrature": quadrature_table(run),
             "loss": run.loss.tolist(),
         }
-        write_cell(self._limit_path, summary)
-        return run, summary
-
-    def cost(self, depth: int, count: int | None) -> int:
-        """Numbers touched in a cell, about: what its time is proportional to."""
-        return cell_cost(self.study, depth, count)
-
-    def costs(self, plan: Plan) -> tuple[int, int]:
-        """Cost of all cells, and of those that are done."""
-        done = sum(self.cost(*cell) for cell in plan.done)
-        return done + sum(self.cost(*cell) for cell in plan.missing), done
+        write_cell(self._limit_path, self._limit)
+        return run
 
     def _cells(self) -> list[tuple[int, int | None]]:
         cells = self.study.sizes.cells
         whole = {(depth, None) for depth, _ in cells}
         return sorted(whole.union(cells), key=lambda cell: (cell[0], cell[1] or 0))
 
-    def _path(self, depth: int, count: int | None) -> Path:
-        name = f"L{depth}-H{'inf' if count is None else count}"
-        return self.cells.path(name, *self._cell_key)
-
 
 def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> list[SweepResult]:
     """Several sweeps behind one progress bar, which shows the time left of them all."""
-    with contextlib.ExitStack() as locks:
-        # always in the same order, so that two processes never wait for each other
-        for _, sweep in sorted({sweep.lock_path: sweep for sweep in sweeps}.items()):
-            locks.enter_context(alone(sweep.lock_path))
-        plans = [sweep.plan() for sweep in sweeps]
-        costs = [sweep.costs(plan) for sweep, plan in zip(sweeps, plans, strict=True)]
-        total, done = (sum(column) for column in zip(*costs, strict=True))
-        with progress_bar(total, done, name, progress) as bar:
-            return [sweep.finish(plan, bar) for sweep, plan in zip(sweeps, plans, strict=True)]
+    contents = runner.run(name, [sweep.work() for sweep in sweeps], progress)
+    return [sweep.result(cells) for sweep, cells in zip(sweeps, contents, strict=True)]
 
 
 def _theta_errors(run: LimitRun, depths: Sequence[int]) -> list[list]:
@@ -386,8 +341,10 @@ def _limit_errors(run: LimitRun, probes: bool, theta: list[list]) -> list[list]:
     return errors
 
 
-def write_results(result: SweepResult, study: Study, folder: Path, device: object = "auto") -> None:
-    """config.json, results.csv, weak.csv, rates.json, rates.png, rates.pdf, and their rates.sha256.
+def outcome(
+    result: SweepResult, study: Study, device: object = "auto", summary: str = ""
+) -> Outcome:
+    """The result as config.json, results.csv, weak.csv, rates.json and rates.png.
 
     `device` computed the numbers. `Study.from_dict` gives the study back that config.json, and
     rates.json too, hold at "study".
@@ -395,12 +352,24 @@ def write_results(result: SweepResult, study: Study, folder: Path, device: objec
     from .plots import rates_figure  # matplotlib is slow to import; a killed sweep never needs it
 
     made = provenance(device) | {"study": study.as_dict()}
-    with write_together(folder, "rates") as staged:
-        write_json(staged / "config.json", made)
-        write_csv(staged / "results.csv", map(_whole_heads, result.rows), COLUMNS)
-        write_csv(staged / "weak.csv", map(_whole_heads, result.weak), WEAK_COLUMNS)
-        write_json(staged / "rates.json", made | finite(result.as_dict()))
-        write_figure(staged / "rates", rates_figure(result, study))
+    numbers = made | result.as_dict()
+    return Outcome(
+        "rates",
+        numbers,
+        summary,
+        {"rates": rates_figure(result, study)},
+        {"config": made, "rates": numbers},
+        {
+            "results": ([_whole_heads(row) for row in result.rows], COLUMNS),
+            "weak": ([_whole_heads(row) for row in result.weak], WEAK_COLUMNS),
+        },
+        result.damaged,
+    )
+
+
+def write_results(result: SweepResult, study: Study, folder: Path, device: object = "auto") -> None:
+    """The files of `outcome`, and their rates.sha256."""
+    outcome(result, study, device).write(folder)
 
 
 def _whole_heads(row: dict) -> dict:

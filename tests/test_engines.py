@@ -6,11 +6,18 @@ import signal
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ipslimit.experiments.engines import EngineFailed, InProcess, Processes, choose_engine, grouped
-from ipslimit.experiments.engines.local import REPLACEMENTS, processors
+from ipslimit.experiments.engines import (
+    Engine,
+    EngineFailed,
+    InProcess,
+    Processes,
+    choose_engine,
+    compute,
+    processors,
+)
+from ipslimit.experiments.engines.local import REPLACEMENTS
+from ipslimit.experiments.frame import own
 from ipslimit.experiments.frame.runner import alone
 from ipslimit.experiments.study import Setting, Sizes, Study
 from ipslimit.experiments.sweep import Sweep
@@ -76,7 +83,7 @@ def test_the_engine_is_chosen_by_the_work():
         assert choose_engine(seconds=1e3).workers == processors()
 
 
-@pytest.mark.parametrize("workers", [0, -1, 1.5, "two"])
+@pytest.mark.parametrize("workers", [-1, 1.5, "two"])
 def test_bad_workers_are_refused(workers):
     with pytest.raises((ValueError, TypeError), match="workers"):
         choose_engine(workers)
@@ -92,17 +99,124 @@ def test_a_scheduler_that_is_not_there_is_refused():
         choose_engine(2, "tcp://127.0.0.1:9")
 
 
-@given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=40), st.floats(0.0, 0.1))
-def test_groups_hold_every_cell_once_and_are_worth_sending(costs, seconds_a_task):
-    engine = Processes(2)
-    engine.seconds_a_task = seconds_a_task
-    named = dict(enumerate(costs))
-    groups = grouped(named, engine)
-    assert sorted(cell for group in groups for cell in group) == sorted(named)
-    for group in groups[:-1]:  # the last takes what is left
-        assert sum(named[cell] for cell in group) >= 20 * seconds_a_task
-    largest = [max(named[cell] for cell in group) for group in groups]
-    assert largest == sorted(largest, reverse=True)
+MINE = """
+import dataclasses
+import multiprocessing
+from ipslimit.experiments.engines import Engine
+
+@dataclasses.dataclass
+class Scaled:
+    factor: float = 2.0
+
+    def times(self, other):
+        return Scaled(self.factor * other.factor)
+
+class Batch(Engine):
+    def __init__(self, workers=1):
+        self.workers = workers
+
+    def run(self, function, shared, tasks):
+        with multiprocessing.get_context("spawn").Pool(self.workers) as pool:
+            found = {key: pool.apply_async(function, (*shared, *a)) for key, a in tasks.items()}
+            for key, result in found.items():
+                yield key, result.get()
+
+class Twice(Engine):
+    def run(self, function, shared, tasks):
+        for key, arguments in tasks.items():
+            result = function(*shared, *arguments)
+            yield key, result
+            yield key, result
+
+class Unknown(Engine):
+    def run(self, function, shared, tasks):
+        for key, arguments in tasks.items():
+            yield "another", function(*shared, *arguments)
+
+class Lost(Engine):
+    def run(self, function, shared, tasks):
+        for key, arguments in list(tasks.items())[1:]:
+            yield key, function(*shared, *arguments)
+
+class Untold(Engine):
+    def run(self, function, shared, tasks):
+        for arguments in tasks.values():
+            yield function(*shared, *arguments)
+
+class Emptied(Engine):
+    def run(self, function, shared, tasks):
+        for key in tasks:
+            yield key, None
+
+class Garbled(Engine):
+    def run(self, function, shared, tasks):
+        for key in tasks:
+            yield key, b"nothing"
+
+class Needy(Engine):
+    def __init__(self, queue):
+        raise AssertionError("never made")
+
+    run = None
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path / "mine.py"
+
+
+def product(first, second):
+    return first.times(second)
+
+
+@pytest.mark.parametrize("engine", ["processes", "own"])
+def test_a_users_classes_reach_workers_and_come_back(mine, engine):
+    kind = own.own_class("number", f"{mine}:Scaled", object)
+    engine = Processes(1) if engine == "processes" else choose_engine(own=f"{mine}:Batch")
+    mine.unlink()  # as on another machine
+    tasks = {factor: (kind(factor),) for factor in (1.0, 3.0)}
+    assert dict(compute(engine, product, (kind(5.0),), tasks)) == {1.0: kind(5.0), 3.0: kind(15.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Twice", r"got \(0, b'"),
+        ("Unknown", r"got \('another', b'"),
+        ("Lost", "1 of 5 are missing"),
+        ("Untold", "got b'"),
+        ("Emptied", r"got \(0, None\)"),
+        ("Garbled", r"got \(0, b'nothing'\)"),
+    ],
+)
+def test_an_engine_that_does_not_give_every_result_once_is_refused(mine, name, reason):
+    engine = choose_engine(own=f"{mine}:{name}")
+    assert isinstance(engine, Engine)
+    must = f"engine {name} must give the key and the result of every task, once; {reason}"
+    with pytest.raises(EngineFailed, match=must):
+        list(compute(engine, double, (2,), TASKS))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("dask", {}, "engine must name a class of a Python file, as mine.py:Batch; got 'dask'"),
+        ("{mine}:Scaled", {}, "engine must name a class of ipslimit.experiments.engines.Engine in"),
+        ("{mine}:Lost", {"workers": 2}, "workers must be left out with engine .*:Lost"),
+        ("{mine}:Batch", {"scheduler": "tcp://a:1"}, "scheduler must be left out with engine"),
+        ("{mine}:Needy", {}, "engine must be a class that can be made without further arguments"),
+    ],
+)
+def test_an_engine_that_cannot_be_had_is_refused(mine, text, options, words):
+    with pytest.raises(ValueError, match=words):
+        choose_engine(own=text.format(mine=mine), **options)
+
+
+def test_an_engine_of_a_users_own_takes_the_workers_that_are_asked_for(mine):
+    assert choose_engine(3, own=f"{mine}:Batch").workers == 3
+    assert choose_engine(0, own=f"{mine}:Batch").workers == 1
 
 
 def test_workers_change_no_bit(tmp_path):
@@ -119,13 +233,13 @@ def contents(folder):
 def test_a_second_sweep_of_a_study_waits_for_the_first(tmp_path, caplog):
     sweep = Sweep(SMALL, tmp_path, "cpu")
     other = Sweep(SMALL, tmp_path, "cpu")
-    with alone(sweep.lock_path):
+    with alone(sweep.work().lock_path):
         import threading
 
         entered = []
 
         def second():
-            with alone(other.lock_path):
+            with alone(other.work().lock_path):
                 entered.append(time.monotonic())
 
         thread = threading.Thread(target=second)
@@ -140,7 +254,7 @@ def test_a_second_sweep_of_a_study_waits_for_the_first(tmp_path, caplog):
 
 def test_different_studies_do_not_wait(tmp_path):
     others = dataclasses.replace(SMALL, tol=1e-3)
-    paths = [Sweep(study, tmp_path, "cpu").lock_path for study in (SMALL, others)]
+    paths = [Sweep(study, tmp_path, "cpu").work().lock_path for study in (SMALL, others)]
     with alone(paths[0]), alone(paths[1]):
         pass
 

@@ -1,21 +1,24 @@
 """The frame of experiments: tasks to results, settings with bounds, one meaning of every option."""
 
 import dataclasses
+import itertools
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_reviews import make_imdb
 
 from ipslimit.experiments.backbone.setting import BackboneSetting
 from ipslimit.experiments.boundary.experiment import BoundarySetting
 from ipslimit.experiments.cli import COMMANDS, main
-from ipslimit.experiments.engines import InProcess
-from ipslimit.experiments.engines.local import OneThread
-from ipslimit.experiments.frame.command import ExperimentCommand
+from ipslimit.experiments.engines import InProcess, OneThread, Processes
+from ipslimit.experiments.frame.command import Command, ExperimentCommand
 from ipslimit.experiments.frame.experiment import Experiment
 from ipslimit.experiments.frame.fields import (
     Checked,
@@ -27,12 +30,13 @@ from ipslimit.experiments.frame.fields import (
     Positive,
     Some,
 )
-from ipslimit.experiments.frame.runner import alone, run
+from ipslimit.experiments.frame.runner import Work, _grouped, alone, run
 from ipslimit.experiments.frame.task import Task
 from ipslimit.experiments.frame.window import Window
 from ipslimit.experiments.gauge.experiment import GaugeSetting
 from ipslimit.experiments.rebalance.experiment import RebalanceSetting
 from ipslimit.experiments.store import Cells, DamagedFile
+from ipslimit.experiments.studies.command import STUDIES
 
 TEXT = str(Path(__file__).parent / "text.txt")
 CALLS = []
@@ -55,7 +59,9 @@ def chain(**changes):
 
 def run_here(tasks, cells, **options):
     CALLS.clear()
-    return run("some", tasks, cells, lambda count: InProcess(), progress=False, **options)
+    work = Work(tasks, cells, lambda seconds: InProcess(), **options)
+    (found,) = run("some", [work], progress=False)
+    return found
 
 
 def test_tasks_get_the_results_they_wait_for_and_keep_their_own(tmp_path):
@@ -74,7 +80,7 @@ def test_only_what_is_lost_or_damaged_is_computed_again(tmp_path):
     cells = Cells(tmp_path)
     prepared = []
 
-    def prepare(missing):
+    def prepare(missing, engine):
         prepared.append(missing)
         return ()
 
@@ -89,7 +95,7 @@ def test_what_is_prepared_comes_first_among_the_arguments(tmp_path):
         return {"sum": factor * number + sum(result["sum"] for result in before)}
 
     tasks = chain(**{name: {"function": scaled} for name in "abc"})
-    found = run_here(tasks, Cells(tmp_path), prepare=lambda missing: (2,))
+    found = run_here(tasks, Cells(tmp_path), prepare=lambda missing, engine: (2,))
     assert found["c"] == {"sum": 2 * 100 + 2 * 1 + (2 * 10 + 2 * 1)}
 
 
@@ -128,6 +134,58 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path):
 def test_tasks_that_wait_for_each_other_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cycle"):
         run_here(chain(a={"after": ("c",)}), Cells(tmp_path))
+
+
+def test_works_of_one_folder_stand_behind_one_bar_and_wait_for_each_other(tmp_path):
+    cells, CALLS[:] = Cells(tmp_path), []
+    works = [Work(chain(**{n: {"name": f"{n}{i}"} for n in "abc"}), cells, here) for i in (1, 2)]
+    first, second = run("some", works, progress=False)
+    assert first == second and CALLS == 2 * [1, 10, 100]
+    assert works[0].lock_path != works[1].lock_path
+    named = [dataclasses.replace(work, lock="both") for work in works]
+    assert named[0].lock_path == named[1].lock_path
+    assert run("some", named, progress=False) == [first, second]  # the lock is taken once
+
+
+def here(seconds):
+    return InProcess()
+
+
+def test_a_task_that_a_dead_worker_had_finished_is_read(tmp_path):
+    """Of tasks that were sent together some are there when they are sent again."""
+
+    class Dying(InProcess):
+        def run(self, function, shared, tasks):
+            for _ in range(2):
+                found = [(key, function(*shared, *arguments)) for key, arguments in tasks.items()]
+            yield from found
+
+    CALLS.clear()
+    tasks = {name: dataclasses.replace(t, after=()) for name, t in chain().items()}
+    run("some", [Work(tasks, Cells(tmp_path), lambda seconds: Dying())], progress=False)
+    assert sorted(CALLS) == [1, 10, 100]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.floats(1e-4, 10.0)), min_size=1, max_size=40),
+    st.floats(0.0, 0.1),
+)
+def test_groups_hold_every_task_once_and_are_worth_sending(costs, seconds_a_task):
+    engine = Processes(2)
+    engine.seconds_a_task = seconds_a_task
+    tasks = {
+        i: Task(str(i), add, (i,), (), seconds=seconds, group=group)
+        for i, (group, seconds) in enumerate(costs)
+    }
+    groups = _grouped(tasks, engine)
+    assert [key for group in groups for key in group] == list(tasks)
+    for group, following in itertools.pairwise(groups):
+        assert len({tasks[key].group for key in group}) == 1
+        # the last of a kind takes what is left
+        if tasks[group[0]].group == tasks[following[0]].group:
+            assert sum(tasks[key].seconds for key in group) >= 20 * seconds_a_task
+    alone = {key: dataclasses.replace(task, group=None) for key, task in tasks.items()}
+    assert _grouped(alone, engine) == [[key] for key in tasks]
 
 
 def test_a_second_run_waits_for_the_first(tmp_path):
@@ -236,6 +294,16 @@ def test_a_window_holds_what_is_measured_inside_it():
 
 
 FRAMED = {name: c for name, c in COMMANDS.items() if issubclass(c, ExperimentCommand)}
+EVERY = [name for name in COMMANDS if name not in ("study", "report")]
+EVERY += [f"study {study.NAME}" for study in STUDIES]
+ENGINE = """
+from ipslimit.experiments.engines import Engine
+
+class Batch(Engine):
+    def run(self, function, shared, tasks):
+        for key, arguments in tasks.items():
+            yield key, function(*shared, *arguments)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +313,13 @@ def reviews(tmp_path_factory):
 
 def tiny(name, reviews):
     text = f"--data {reviews} --batch 8 --longest 12 --width 8 --layers 1 --heads 2"
+    problem = "--d 2 --m 2 --tokens 2 --contexts 1 --atoms 2"
     return {
+        "sweep": f"sweep --quick {problem} --probes 0 --steps 1 --eps 0.1 --tol 1e-2 --depths 2 4 "
+        "--heads 1 2 --seeds 2",
+        "compare": f"compare --quick {problem} --probes 0 --steps 1 --eps 0.1 --tol 1e-2 --depth 2 "
+        "--heads 2 --against sgd",
+        "scaling": f"study scaling --quick {problem} --depths 2 4 8 --seeds 3",
         "boundary": f"boundary {text} --quick --steps 2 --evaluate 2 --methods adamw --widths 8 "
         "--early 1",
         "backbone": f"backbone {text} --steps 8 --every 1 --window 3 --seeds 1 --beta2 0.9 "
@@ -253,20 +327,29 @@ def tiny(name, reviews):
         "rebalance": f"rebalance --data {TEXT} --quick --steps 2 --resumed-steps 2 "
         "--start-steps 1 --vocabulary 300 --context 8 --width 8 --layers 1 --heads 2 "
         "--held-out-windows 4 --batch 2",
-        "gauge": "gauge --quick --d 2 --m 2 --tokens 2 --contexts 1 --atoms 2 --steps 1 --eps 0.1 "
-        "--depth 16 --heads 2 --tol 1e-2 --factors 4",
+        "gauge": f"gauge --quick {problem} --steps 1 --eps 0.1 --depth 16 --heads 2 --tol 1e-2 "
+        "--factors 4",
     }[name].split()
 
 
-@pytest.mark.parametrize("name", FRAMED)
+# the file that holds what --json prints; of a comparison there is none
+PRINTED = {"sweep": "rates", "compare": None, "scaling": "finding"} | {n: n for n in FRAMED}
+
+
+@pytest.mark.parametrize("name", PRINTED)
 def test_json_prints_the_result_file_and_nothing_else(name, reviews, tmp_path, capsys):
     if name == "rebalance":
         pytest.importorskip("tokenizers")
     arguments = [*tiny(name, reviews), "--workers", "1", "--out", str(tmp_path)]
     main([*arguments, "--json"])
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == json.loads((tmp_path / f"{name}.json").read_text())
-    assert f"{name}.json" in printed.err
+    numbers = json.loads(printed.out)
+    if name == "compare":
+        config = json.loads((tmp_path / "config.json").read_text())
+        assert numbers.items() > config.items() and len(numbers["errors"]) == 2 * 2 * 2 * 3
+    else:
+        file = f"{PRINTED[name]}.json"
+        assert numbers == json.loads((tmp_path / file).read_text()) and file in printed.err
 
 
 def test_without_json_the_same_runs_are_told_in_words(reviews, tmp_path, capsys):
@@ -280,14 +363,61 @@ def test_without_json_the_same_runs_are_told_in_words(reviews, tmp_path, capsys)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == cells
 
 
-@pytest.mark.parametrize("name", FRAMED)
-def test_options_that_all_have_mean_one_thing(name, capsys, tmp_path):
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
-    text = capsys.readouterr().out
-    assert all(option in text for option in ("--workers", "--json", "--quick", "--out"))
-    # arms of a language model start from checkpoints, which lie in a folder
-    assert ("--scheduler" in text) == (name != "rebalance")
+@pytest.mark.parametrize("name", ["sweep", "gauge"])
+def test_damaged_files_are_told_beside_the_results(name, reviews, tmp_path, capsys):
+    arguments = [*tiny(name, reviews), "--workers", "1", "--out", str(tmp_path)]
+    main(arguments)
+    path = min(p for p in (tmp_path / "cells").glob("*.json") if "limit" not in p.name)
+    for json_too in ([], ["--json"]):
+        path.write_bytes(path.read_bytes()[:-9])
+        capsys.readouterr()
+        main([*arguments, *json_too])
+        printed = capsys.readouterr()
+        said = printed.err if json_too else printed.out
+        assert f"damaged result file: {path.name} is truncated" in said
+    json.loads(printed.out)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_options_that_all_have_mean_one_thing(name, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Command, "run", lambda self: asked.append(self))
+    engine = tmp_path / "mine.py"
+    engine.write_text(ENGINE)
+    given = f"--workers 2 --device cpu --quick --json --out {tmp_path} --engine {engine}:Batch"
+    data = ["--data", TEXT] if name == "rebalance" else []
+    main([*name.split(), *data, *given.split()])
+    command = asked[0]
+    assert type(command) is kind_of(name) and command.NAME == name.split()[-1]
+    assert (command.workers, command.device, command.folder) == (2, "cpu", tmp_path)
+    assert command.quick and command.json and command.engine == f"{engine}:Batch"
+    # nobody gives them a meaning of his own
+    for part in ("run", "chosen_engine", "folder", "place", "memory_bytes", "computed"):
+        assert not any(part in vars(kind) for kind in type(command).mro() if kind is not Command)
+
+
+def kind_of(name):
+    studies = {f"study {study.NAME}": study for study in STUDIES}
+    return studies.get(name) or COMMANDS[name]
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("option", "value"), [("memory", 1.5), ("scheduler", "tcp://127.0.0.1:1"), ("device", "cuda")]
+)
+def test_an_option_of_no_use_is_refused_by_name_with_the_reason(
+    name, option, value, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ipslimit.experiments.frame.command.resolve_device", lambda device: device)
+    kind = kind_of(name)
+    command = kind(out=tmp_path, **{option: value})
+    if option not in kind.CANNOT:
+        command.check()
+        return
+    said = f"{option} must be left out of {kind.NAME}, {kind.CANNOT[option]}; got {value}."
+    with pytest.raises(ValueError, match=re.escape(said)):
+        command.check()
+    kind(out=tmp_path, device="cpu").check()
 
 
 def test_workers_of_a_scheduler_are_its_own(reviews, tmp_path, capsys):
@@ -296,6 +426,45 @@ def test_workers_of_a_scheduler_are_its_own(reviews, tmp_path, capsys):
         main([*tiny("boundary", reviews), "--out", str(tmp_path), *wrong])
     assert left.value.code == 2
     assert "workers must be left out with a scheduler" in capsys.readouterr().err
+
+
+def made(arguments, folder):
+    """The files that a command leaves, but for figures, which take long to draw and compare."""
+    main([*arguments, "--out", str(folder)])
+    paths = [path for path in folder.rglob("*") if path.suffix in (".json", ".csv", ".sha256")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("name", ["sweep", "compare", "scaling", "boundary"])
+def test_an_engine_of_a_users_own_changes_no_bit(name, reviews, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(ENGINE)
+    arguments = tiny(name, reviews)
+    alone = made([*arguments, "--workers", "1"], tmp_path / "alone")
+    own = made([*arguments, "--engine", f"{file}:Batch"], tmp_path / "own")
+    assert own == alone and len(alone) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sweep", "compare", "scaling", "boundary", "backbone", "gauge"])
+def test_workers_change_no_bit(name, reviews, tmp_path):
+    arguments = tiny(name, reviews)
+    alone = made([*arguments, "--workers", "1"], tmp_path / "alone")
+    assert made([*arguments, "--workers", "2"], tmp_path / "shared") == alone
+
+
+def test_runs_that_need_one_disk_are_not_computed_without(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    file = tmp_path / "mine.py"
+    file.write_text(ENGINE)
+    arguments = [*tiny("rebalance", ""), "--engine", f"{file}:Batch"]
+    with pytest.raises(SystemExit) as left:
+        main([*arguments, "--out", str(tmp_path / "apart")])
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "engine must share files (shares_files) in rebalance" in said
+    file.write_text(ENGINE.replace("    def run", "    shares_files = True\n\n    def run"))
+    main([*arguments, "--out", str(tmp_path / "together")])
+    assert "rebalance.json" in capsys.readouterr().out
 
 
 @pytest.mark.slow

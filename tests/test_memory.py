@@ -157,7 +157,7 @@ def test_what_cannot_be_split_is_refused_before_anything_is_computed(tmp_path, m
         raise AssertionError("the limit was solved")
 
     monkeypatch.setattr("ipslimit.experiments.sweep.solve_limit", refuse)
-    with pytest.raises(StudyError, match=r"cell L=4, H=inf needs .* GiB.*Raise --memory"):
+    with pytest.raises(StudyError, match=r"cell L=8, H=4 needs .* GiB.*Raise --memory"):
         Sweep(SMALL, tmp_path, "cpu", InProcess(), 1000).run(progress=False)
     assert not list((tmp_path / "cells").glob("*.json"))
 

@@ -35,10 +35,10 @@ def test_versions_and_machine_are_named(monkeypatch):
 
 def test_a_kernel_that_was_asked_for_is_named_and_decides_no_cell(monkeypatch, tmp_path):
     monkeypatch.delenv("IPSLIMIT_KERNEL", raising=False)
-    before = Sweep(Study(), tmp_path, "cpu")._path(4, 1)
+    before = Sweep(Study(), tmp_path, "cpu").path((4, 1))
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
     assert provenance("cpu")["machine"]["IPSLIMIT_KERNEL"] == "eager"
-    assert Sweep(Study(), tmp_path, "cpu")._path(4, 1) == before
+    assert Sweep(Study(), tmp_path, "cpu").path((4, 1)) == before
 
 
 OF_RULE = ("setting", "rule_options")

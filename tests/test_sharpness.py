@@ -202,7 +202,7 @@ def test_a_killed_search_loses_the_cell_in_flight_only(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return slope_of_x(*arguments)
 
-    name = "ipslimit.experiments.studies.sharpness.slope_of_x"
+    name = "ipslimit.experiments.studies.search.slope_of_x"
     monkeypatch.setattr(name, killed)
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path)._search(progress=False)

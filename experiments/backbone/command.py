@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
-from ..frame.command import Outcome, SpreadCommand
+from ..frame.command import ON_TEXT, ExperimentCommand
+from ..frame.outcome import Outcome
 from ..study import Flat
 from .experiment import BackboneCell, BackboneExperiment
 from .results import BackboneResult, summary
@@ -14,7 +14,7 @@ from .setting import BackboneSetting
 
 
 @dataclasses.dataclass(frozen=True)
-class BackboneCommand(SpreadCommand):
+class BackboneCommand(ExperimentCommand):
     """Geometry of training trajectories on text, on the particle model and in its limit.
 
     Finished runs are kept in OUT/cells: run the same command again to resume.
@@ -23,14 +23,14 @@ class BackboneCommand(SpreadCommand):
     setting: Annotated[BackboneSetting, Flat] = BackboneSetting()
     quick: bool = False
     """Four values of beta2, two seeds on text, fewer particle sizes: some minutes."""
-    out: Path = Path("results/backbone")
-    """Folder for backbone.json, backbone.png and the cells."""
 
     EXPERIMENT = BackboneExperiment
+    NAME = EXPERIMENT.NAME
+    CANNOT = ON_TEXT
 
     def find(self, experiment: BackboneExperiment, found: dict[BackboneCell, dict]) -> Outcome:
         from .figure import backbone_figure  # matplotlib is slow to import
 
         result = BackboneResult(experiment.setting, found)
         numbers = self.made("setting") | result.as_dict()
-        return Outcome(numbers, summary(result), backbone_figure(result))
+        return Outcome(self.NAME, numbers, summary(result), {self.NAME: backbone_figure(result)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..engines import Engine
 from ..frame.experiment import Experiment
 from ..frame.task import Task
 from ..store import NUMBER
@@ -84,7 +85,7 @@ class BackboneExperiment(Experiment):
     def _key(self, cell: BackboneCell, *settings: dict) -> tuple:
         return (self.NAME, cell.kind, cell.seed, *settings)
 
-    def prepare(self, missing: list[BackboneCell]) -> tuple:
+    def prepare(self, missing: list[BackboneCell], engine: Engine) -> tuple:
         if any(cell.kind == "text" for cell in missing):
             load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
         return ()

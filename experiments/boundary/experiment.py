@@ -9,6 +9,7 @@ import numpy as np
 
 from ipslimit import BoundaryProbe
 
+from ..engines import Engine
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Distinct, NotNegative, Of, Positive
 from ..frame.task import Task
@@ -179,6 +180,6 @@ class BoundaryExperiment(Experiment):
             cost=round(cell.steps * (cell.width / 64) ** 1.6),
         )
 
-    def prepare(self, missing: list[BoundaryCell]) -> tuple:
+    def prepare(self, missing: list[BoundaryCell], engine: Engine) -> tuple:
         load_corpus(self.setting.corpus)  # downloads once, before the workers need it
         return ()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-import torch
-
-from .local import EngineFailed, EngineRefused
+from .engine import Engine, EngineFailed, EngineRefused
 
 
-class Cluster:
+class Cluster(Engine):
     """Tasks on the workers of a Dask scheduler, wherever they run.
 
     Parameters
@@ -24,8 +22,7 @@ class Cluster:
         If dask is not installed, or there is no scheduler at the address.
     """
 
-    seconds_a_task = 2e-2
-    shares_files = False  # workers may run anywhere; results come back over the network
+    seconds_a_task = 2e-2  # and workers may run anywhere: results come back over the network
 
     def __init__(self, address: str, timeout: float = 10.0):
         try:
@@ -84,5 +81,4 @@ class Cluster:
 
 
 def _call(function: Callable, shared: tuple, arguments: tuple):
-    torch.set_num_threads(1)
     return function(*shared, *arguments)

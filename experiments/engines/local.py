@@ -13,31 +13,21 @@ from multiprocessing.connection import wait
 
 import torch
 
+from .engine import Engine, EngineFailed
+
 # Workers that die (killed, out of memory) are replaced so many times without a task finishing.
 REPLACEMENTS = 3
 
 
-class EngineFailed(RuntimeError):
-    """Workers or a scheduler went away; the message says what to do."""
-
-
-class EngineRefused(EngineFailed, ValueError):
-    """An engine that cannot be had with these arguments."""
-
-
-class InProcess:
+class InProcess(Engine):
     """One task after the other in this process, with all of its threads."""
 
-    workers = 1
     seconds_a_task = 0.0
     shares_files = True
 
     def run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
         for key, arguments in tasks.items():
             yield key, function(*shared, *arguments)
-
-    def __repr__(self) -> str:
-        return "InProcess()"
 
 
 class OneThread(InProcess):
@@ -54,11 +44,8 @@ class OneThread(InProcess):
         finally:
             torch.set_num_threads(threads)
 
-    def __repr__(self) -> str:
-        return "OneThread()"
 
-
-class Processes:
+class Processes(Engine):
     """Spawned worker processes with one thread each.
 
     A worker that dies is replaced and what it was doing is begun again; if workers keep dying,

@@ -1,4 +1,4 @@
-"""The command of an experiment, and the files that it writes."""
+"""What all commands that compute something share: where, how much of it, and what they print."""
 
 from __future__ import annotations
 
@@ -6,69 +6,128 @@ import abc
 import dataclasses
 import json
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
-from ipslimit.checks import require_int
+from ipslimit.checks import require_bool, require_int, require_real, resolve_device
 
+from ..engines import Engine, InProcess, choose_engine, engine_class
+from ..memory import GIB
 from ..provenance import provenance
-from ..store import finite, prepare_folder, write_csv, write_figure, write_json
-from ..together import write_together
+from ..store import Cells, finite, prepare_folder
+from . import runner
 from .experiment import Experiment
+from .outcome import Outcome
+from .task import Task
 
-if TYPE_CHECKING:  # matplotlib is slow to import
-    from matplotlib.figure import Figure
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What an experiment has found, for its files and its reader.
-
-    Attributes
-    ----------
-    numbers : dict
-        The content of NAME.json.
-    summary : str
-    figure : Figure
-        NAME.png and NAME.pdf.
-    config : dict, optional
-        The content of config.json; without it, `numbers` holds the setting.
-    tables : dict
-        Name of a CSV file -> its rows and columns.
-    """
-
-    numbers: dict
-    summary: str
-    figure: Figure
-    config: dict | None = None
-    tables: dict[str, tuple[list[dict], list[str]]] = dataclasses.field(default_factory=dict)
-
-    def write(self, name: str, folder: Path) -> list[str]:
-        """The files, under the experiment's name; returns their names."""
-        with write_together(folder, name) as staged:
-            if self.config is not None:
-                write_json(staged / "config.json", self.config)
-            write_json(staged / f"{name}.json", finite(self.numbers))
-            for table, (rows, columns) in self.tables.items():
-                write_csv(staged / f"{table}.csv", rows, columns)
-            write_figure(staged / name, self.figure)
-        first = [] if self.config is None else ["config.json"]
-        tables = [f"{table}.csv" for table in self.tables]
-        return [*first, f"{name}.json", *tables, f"{name}.png", f"{name}.pdf"]
+# Why options have no use in a command, see `Command.CANNOT`.
+NO_MEMORY = {"memory": "which does not know beforehand what a run takes"}
+ON_TEXT = NO_MEMORY | {"device": "whose runs on text are made on the CPU"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ExperimentCommand(abc.ABC):
-    """The command of an experiment; a subclass adds `setting`, `quick` and `out`."""
+class Command(abc.ABC):
+    """A command; a subclass adds its settings."""
 
+    quick: bool = False
+    """Small sizes, for a first look."""
+    out: Path | None = None
+    """Folder for the results, and for the cells that a later run resumes from (default:
+    results/NAME of the command)."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
     workers: int = 0
-    """Worker processes, 1 for none (0: one a processor)."""
+    """Worker processes, 1 for none (0: one a processor, if that pays)."""
+    scheduler: str | None = None
+    """Compute on the workers of this Dask scheduler, tcp://host:port."""
+    engine: str | None = None
+    """Compute by an engine of your own, as mine.py:Batch."""
+    memory: float | None = None
+    """GiB for all that is computed at a time (default: most of what is free)."""
     json: bool = False
-    """Print the results as JSON in place of the summary."""
+    """Print the results as JSON, and nothing else, in place of the summary."""
+
+    NAME: ClassVar[str]
+    CANNOT: ClassVar[dict[str, str]] = {}  # options that have no use here -> why
+
+    @property
+    def folder(self) -> Path:
+        return self.out if self.out is not None else Path("results") / self.NAME
+
+    def check(self) -> None:
+        """Refuse bad values with a ValueError or TypeError that names the setting."""
+        require_bool("quick", self.quick)
+        for name, reason in self.CANNOT.items():
+            value, fine = getattr(self, name), ("auto", "cpu") if name == "device" else (None,)
+            if value not in fine:
+                raise ValueError(
+                    f"{name} must be left out of {self.NAME}, {reason}; got {value}. Leave it out."
+                )
+        require_int("workers", self.workers, 0)
+        if self.engine is not None:
+            engine_class(self.engine)
+        if self.memory is not None:
+            require_real("memory", self.memory, 0.0, include_low=False)
+        resolve_device(self.device)
+        prepare_folder(self.folder)
+
+    @abc.abstractmethod
+    def measure(self, progress: bool = True) -> Outcome:
+        """Compute what is missing; writes nothing but the cells."""
+
+    def run(self) -> None:
+        """Measure, write and print; for settings that `check` has passed."""
+        outcome = self.measure()
+        files = outcome.write(self.folder)
+        beside = sys.stderr if self.json else sys.stdout
+        print(json.dumps(finite(outcome.numbers), indent=2) if self.json else outcome.summary)
+        for text in outcome.damaged:
+            print(f"damaged result file: {text}", file=beside)
+        print(f"\nwritten to {self.folder}: {', '.join(files)}", file=beside)
+
+    def chosen_engine(self, here: type[InProcess] = InProcess) -> Engine | None:
+        """What was asked for; None for the faster local one."""
+        if self.engine is None and self.scheduler is None and not self.workers:
+            # a GPU is not shared out to processes
+            return None if resolve_device(self.device).type == "cpu" else here()
+        return choose_engine(self.workers, self.scheduler, self.engine, here=here)
+
+    @property
+    def place(self) -> str:
+        """The device by its name, so that workers on other machines mean the same."""
+        return str(resolve_device(self.device))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory is None else int(self.memory * GIB)
+
+    def computed(
+        self,
+        name: str,
+        tasks: dict[Hashable, Task],
+        progress: bool = True,
+        prepare: Callable[[list, Engine], tuple] = lambda missing, engine: (),
+        here: type[InProcess] = InProcess,
+    ) -> tuple[dict[Hashable, Any], list[str]]:
+        """The results of tasks, out of the cells where they are there, and damaged cells.
+
+        `name` is that of the progress bar; for the others see `runner.Work`.
+        """
+
+        def engine(seconds: float) -> Engine:
+            return self.chosen_engine(here) or choose_engine(seconds=seconds, here=here)
+
+        cells = Cells(self.folder / "cells")
+        (found,) = runner.run(name, [runner.Work(tasks, cells, engine, prepare)], progress)
+        return found, cells.damaged
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentCommand(Command):
+    """The command of an experiment; a subclass adds `setting`."""
 
     EXPERIMENT: ClassVar[type[Experiment]]
-    scheduler: ClassVar[str | None] = None
 
     @property
     def chosen(self):
@@ -77,12 +136,12 @@ class ExperimentCommand(abc.ABC):
 
     def check(self) -> None:
         self.setting.check()
-        self.chosen.check()
-        require_int("workers", self.workers, 0)
-        prepare_folder(self.out)
+        if self.quick:
+            self.chosen.check()
+        super().check()
 
     def experiment(self) -> Experiment:
-        return self.EXPERIMENT(self.chosen, self.out / "cells")
+        return self.EXPERIMENT(self.chosen, self.folder / "cells")
 
     @abc.abstractmethod
     def find(self, experiment: Experiment, found: dict[Hashable, dict]) -> Outcome:
@@ -92,21 +151,7 @@ class ExperimentCommand(abc.ABC):
         """With what the numbers were made, and the setting under `key`, in plain types."""
         return provenance(device) | {key: dataclasses.asdict(self.chosen)}
 
-    def run(self) -> None:
+    def measure(self, progress: bool = True) -> Outcome:
         experiment = self.experiment()
-        found = experiment.run(self.workers, scheduler=self.scheduler)
-        outcome = self.find(experiment, found)
-        files = outcome.write(experiment.NAME, self.out)
-        beside = sys.stderr if self.json else sys.stdout
-        print(json.dumps(finite(outcome.numbers), indent=2) if self.json else outcome.summary)
-        for text in experiment.damaged:
-            print(f"damaged result file: {text}", file=beside)
-        print(f"\nwritten to {self.out}: {', '.join(files)}", file=beside)
-
-
-@dataclasses.dataclass(frozen=True)
-class SpreadCommand(ExperimentCommand):
-    """Of an experiment whose runs need no file of each other, so that any machine can do them."""
-
-    scheduler: str | None = None
-    """Compute on the workers of this Dask scheduler, tcp://host:port."""
+        found = experiment.run(progress=progress, engine=self.chosen_engine(experiment.HERE))
+        return dataclasses.replace(self.find(experiment, found), damaged=experiment.damaged)

@@ -8,8 +8,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import ClassVar
 
-from ..engines import Engine, InProcess, choose_engine, processors
-from ..engines.local import OneThread
+from ..engines import Engine, EngineRefused, InProcess, OneThread, choose_engine
 from ..store import Cells
 from . import runner
 from .task import Task
@@ -28,6 +27,8 @@ class Experiment(abc.ABC):
     NAME: ClassVar[str]
     # what is computed in this process: on one thread, where threads would change a bit
     HERE: ClassVar[type[InProcess]] = OneThread
+    # why its runs must see one file system, if they must
+    ONE_DISK: ClassVar[str] = ""
 
     def __init__(self, setting, folder: str | os.PathLike):
         setting.check()
@@ -43,7 +44,7 @@ class Experiment(abc.ABC):
     def task(self, cell: Hashable) -> Task:
         """The run of that name."""
 
-    def prepare(self, missing: list[Hashable]) -> tuple:
+    def prepare(self, missing: list[Hashable], engine: Engine) -> tuple:
         """Whatever the workers must find done; returns what is sent to each once, see `run`."""
         return ()
 
@@ -57,14 +58,20 @@ class Experiment(abc.ABC):
         return self._kept.read(self.folder / task.file, task.form)
 
     def run(
-        self, workers: int = 0, progress: bool = True, scheduler: str | None = None
+        self, workers: int = 0, progress: bool = True, engine: Engine | None = None
     ) -> dict[Hashable, dict]:
-        """The result of every run; for the arguments see `ExperimentCommand`."""
+        """The result of every run; without an engine, of `workers` processes."""
+
+        def chosen(seconds: float) -> Engine:
+            found = engine or choose_engine(workers, seconds=seconds, here=self.HERE)
+            if self.ONE_DISK and not found.shares_files:
+                raise EngineRefused(
+                    f"engine must share files (shares_files) in {self.NAME}, {self.ONE_DISK}; got "
+                    f"{found!r}. Use --workers."
+                )
+            return found
+
         tasks = {cell: self.task(cell) for cell in self.cells()}
-
-        def engine(count: int) -> Engine:
-            if scheduler is None and min(workers or processors(), count) == 1:
-                return self.HERE()
-            return choose_engine(workers or None, scheduler)
-
-        return runner.run(self.NAME, tasks, self._kept, engine, self.prepare, progress)
+        work = runner.Work(tasks, self._kept, chosen, self.prepare)
+        (found,) = runner.run(self.NAME, [work], progress)
+        return found

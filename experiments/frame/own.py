@@ -57,12 +57,20 @@ def own_class(option: str, text: str, kind: type, digest: str | None = None) -> 
             and issubclass(value, kind)
             and value.__module__ == module.__name__
         ]
-        what = f"a class of {kind.__module__.partition('.')[0]}.{kind.__name__}"
+        what = f"a class of {_public_name(kind)}"
         raise ValueError(
             f"{option} must name {what} in {file}; got {shown(name)}. "
             + (f"Use {file}:{there[0]}." if there else f"Define {name}({kind.__name__}) there.")
         )
     return found
+
+
+def _public_name(kind: type) -> str:
+    """As a user imports it: out of the outermost package that has it."""
+    parts = kind.__module__.split(".")
+    packages = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    having = (p for p in packages if getattr(sys.modules.get(p), kind.__name__, None) is kind)
+    return f"{next(having, kind.__module__)}.{kind.__name__}"
 
 
 def module_of(option: str, file: str, digest: str | None = None) -> ModuleType:

@@ -3,69 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from ..engines import Engine
-from ..store import Cells, DamagedFile, digest, write_cell
+from ..engines import Engine, compute
+from ..store import Cells, DamagedFile, digest, read_cell, write_cell
 from .task import Task
 
 _log = logging.getLogger("ipslimit")
+# Of the time of tasks that are sent together at most this share may go into sending them.
+OVERHEAD = 0.05
 
 
-def run(
-    name: str,
-    tasks: dict[Hashable, Task],
-    cells: Cells,
-    engine: Callable[[int], Engine],
-    prepare: Callable[[list], tuple] = lambda missing: (),
-    progress: bool = True,
-) -> dict[Hashable, dict]:
-    """The result of every task.
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Tasks, where their results lie, and what computes those that are missing.
 
-    Parameters
+    Attributes
     ----------
-    name : str
-        Of the experiment, for the progress bar.
     tasks : dict
         Begun in this order, as far as `Task.after` allows.
     cells : Cells
         Where results lie. Those that cannot be trusted are told in its `damaged`.
     engine : callable
-        engine(n): where n tasks are computed.
+        engine(seconds): what computes work that takes so many on one core.
     prepare : callable
-        Called with the keys of the missing tasks before any is begun, if there are any, for
-        whatever workers must find done, such as downloads. What it returns goes to every worker
-        once and stands first among the arguments of every task.
+        prepare(missing, engine) is called with the keys of the missing tasks before any is begun,
+        if there are any, for whatever workers must find done, such as downloads. What it returns
+        goes to every worker once and stands first among the arguments of every task.
+    preparing : str
+        What the bar says meanwhile.
+    lock : str, optional
+        Works of one lock in one folder wait for each other; by default those of the same tasks.
+    """
+
+    tasks: dict[Hashable, Task]
+    cells: Cells
+    engine: Callable[[float], Engine]
+    prepare: Callable[[list, Engine], tuple] = lambda missing, engine: ()
+    preparing: str = ""
+    lock: str | None = None
+
+    @property
+    def lock_path(self) -> Path:
+        name = self.lock or digest(*(task.file for task in self.tasks.values()))
+        return self.cells.folder / f".{name}.lock"
+
+
+def run(name: str, works: Sequence[Work], progress: bool = True) -> list[dict[Hashable, dict]]:
+    """The result of every task of every work, behind one progress bar of this name.
 
     Raises
     ------
     EngineFailed
         If workers keep dying (out of memory, killed); finished cells are kept.
     """
-    with alone(cells.folder / f".{name}-{digest(*(t.file for t in tasks.values()))}.lock"):
-        done = _kept(tasks, cells)
-        missing = [key for key in tasks if key not in done]
-        shared = prepare(missing) if missing else ()
-        total, found = (sum(tasks[key].cost for key in keys) for keys in (tasks, done))
+    with contextlib.ExitStack() as locks:
+        # always in the same order, so that two processes never wait for each other
+        for path in sorted({work.lock_path for work in works}):
+            locks.enter_context(alone(path))
+        kept = [_kept(work.tasks, work.cells) for work in works]
+        total = sum(task.cost for work in works for task in work.tasks.values())
+        found = sum(
+            work.tasks[key].cost for work, done in zip(works, kept, strict=True) for key in done
+        )
         with progress_bar(total, found, name, progress) as bar:
-            order = TopologicalSorter({key: task.after for key, task in tasks.items()})
-            order.prepare()
-            while order.is_active():
-                ready = order.get_ready()
-                wave = {key: tasks[key] for key in ready if key not in done}
-                for key, content in _compute(wave, shared, done, engine):
-                    write_cell(cells.folder / tasks[key].file, content)
-                    done[key] = content
-                    bar.set_postfix_str(tasks[key].name, refresh=False)
-                    bar.update(tasks[key].cost)
-                order.done(*ready)
-    return {key: done[key] for key in tasks}
+            return [_finished(work, done, bar) for work, done in zip(works, kept, strict=True)]
 
 
 def _kept(tasks: dict[Hashable, Task], cells: Cells) -> dict[Hashable, dict]:
@@ -84,21 +93,76 @@ def _kept(tasks: dict[Hashable, Task], cells: Cells) -> dict[Hashable, dict]:
     return done
 
 
+def _finished(work: Work, done: dict[Hashable, dict], bar: tqdm) -> dict[Hashable, dict]:
+    """The results of all tasks, of which those of `done` were found."""
+    missing = [key for key in work.tasks if key not in done]
+    if missing:
+        engine = work.engine(sum(work.tasks[key].seconds for key in missing))
+        bar.set_postfix_str(work.preparing)
+        shared = work.prepare(missing, engine)
+        bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")
+        order = TopologicalSorter({key: task.after for key, task in work.tasks.items()})
+        order.prepare()
+        while order.is_active():
+            ready = order.get_ready()
+            wave = {key: work.tasks[key] for key in ready if key not in done}
+            for key, content in _compute(wave, shared, done, engine, work.cells.folder):
+                done[key] = content
+                bar.update(work.tasks[key].cost)
+            order.done(*ready)
+    return {key: done[key] for key in work.tasks}
+
+
 def _compute(
-    tasks: dict[Hashable, Task], shared: tuple, done: dict, engine: Callable[[int], Engine]
+    tasks: dict[Hashable, Task], shared: tuple, done: dict, engine: Engine, folder: Path
 ) -> Iterator[tuple[Hashable, dict]]:
-    """The results of tasks that wait for nothing, as they finish."""
-    if tasks:
-        calls = {
-            key: (task.function, (*task.arguments, *(done[first] for first in task.after)))
-            for key, task in tasks.items()
-        }
-        yield from engine(len(calls)).run(_call, (shared,), calls)
+    """The results of tasks that wait for nothing, as they are finished and kept."""
+
+    def call(task: Task) -> tuple:
+        path = folder / task.file if engine.shares_files else None
+        arguments = (*task.arguments, *(done[first] for first in task.after))
+        return task.function, arguments, path, task.form, task.intact is None
+
+    groups = dict(enumerate(_grouped(tasks, engine)))
+    calls = {i: ([call(tasks[key]) for key in group],) for i, group in groups.items()}
+    for i, contents in compute(engine, _call, (shared,), calls) if calls else ():
+        for key, content in zip(groups[i], contents, strict=True):
+            if not engine.shares_files:
+                write_cell(folder / tasks[key].file, content)
+            yield key, content
 
 
-def _call(shared: tuple, function: Callable[..., dict], arguments: tuple) -> dict:
-    """A task in a worker."""
-    return function(*shared, *arguments)
+def _grouped(tasks: dict[Hashable, Task], engine: Engine) -> list[list[Hashable]]:
+    """Tasks to be sent together: of one `Task.group`, and long enough that sending pays."""
+    groups: list[list[Hashable]] = []
+    enough, filled, last = engine.seconds_a_task / OVERHEAD, 0.0, None
+    for key, task in tasks.items():
+        if not groups or filled >= enough or task.group is None or task.group != last:
+            groups.append([])
+            filled, last = 0.0, task.group
+        groups[-1].append(key)
+        filled += task.seconds
+    return groups
+
+
+def _call(shared: tuple, calls: list[tuple]) -> list[dict]:
+    """Tasks in a worker. A file that is there was written before a worker died, and is read."""
+    contents = []
+    for function, arguments, path, form, alone in calls:
+        content = _written(path, form) if path is not None and alone else None
+        if content is None:
+            content = function(*shared, *arguments)
+            if path is not None:
+                write_cell(path, content)
+        contents.append(content)
+    return contents
+
+
+def _written(path: Path, form: object) -> dict | None:
+    try:
+        return read_cell(path, form)
+    except DamagedFile:
+        return None
 
 
 def progress_bar(total: float, done: float, name: str, shown: bool = True) -> tqdm:

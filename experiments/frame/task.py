@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Hashable
 
-from ..store import digest
+from ..store import cell_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Task:
     intact : callable, optional
         Whether the files are there that tasks `after` this one read besides its result; asked only
         where such a task must be computed. Raises `DamagedFile` to say what is wrong with them.
+    seconds : float
+        Estimate on one core; short work is not worth the start of workers.
+    group : hashable, optional
+        Successive tasks of a group that are too short to be sent one by one are sent together.
     """
 
     name: str
@@ -42,8 +48,10 @@ class Task:
     cost: float = 1
     after: tuple[Hashable, ...] = ()
     intact: Callable[[], bool] | None = None
+    seconds: float = math.inf
+    group: Hashable = None
 
-    @property
+    @functools.cached_property
     def file(self) -> str:
         """Name of the cell."""
-        return f"{self.name}-{digest(*self.key)}.json"
+        return cell_file(self.name, *self.key)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
-from ipslimit.checks import resolve_device
-
-from ..frame.command import Outcome, SpreadCommand
+from ..frame.command import NO_MEMORY, ExperimentCommand
+from ..frame.outcome import Outcome
 from ..study import Flat
 from .experiment import AS_IT_IS, GaugeCell, GaugeExperiment, GaugeSetting, numbers
 from .results import COLUMNS, GaugeResult
 
 
 @dataclasses.dataclass(frozen=True)
-class GaugeCommand(SpreadCommand):
+class GaugeCommand(ExperimentCommand):
     """How much training depends on the gauge of the initial law, with and without balancing.
 
     Laws that differ by rescalings of Q against K and of V against O have the same field. Trained
@@ -26,19 +24,13 @@ class GaugeCommand(SpreadCommand):
     setting: Annotated[GaugeSetting, Flat] = GaugeSetting()
     quick: bool = False
     """The smallest and the largest factor, one gauge."""
-    out: Path = Path("results/gauge")
-    """Folder for config.json, gauge.json, gauge.csv, gauge.png and the runs."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
 
     EXPERIMENT = GaugeExperiment
-
-    def check(self) -> None:
-        super().check()
-        resolve_device(self.device)
+    NAME = EXPERIMENT.NAME
+    CANNOT = NO_MEMORY
 
     def experiment(self) -> GaugeExperiment:
-        return GaugeExperiment(self.chosen, self.out / "cells", self.device)
+        return GaugeExperiment(self.chosen, self.folder / "cells", self.device)
 
     def find(self, experiment: GaugeExperiment, found: dict[GaugeCell, dict]) -> Outcome:
         from .figure import gauge_figure  # matplotlib is slow to import
@@ -47,9 +39,10 @@ class GaugeCommand(SpreadCommand):
         runs = {cell: numbers(found[cell]) for cell in experiment.setting.runs()}
         result = GaugeResult(experiment.setting, as_it_is, runs)
         return Outcome(
-            numbers=result.as_dict(),
-            summary=result.summary(),
-            figure=gauge_figure(result),
-            config=self.made("study", self.device),
-            tables={"gauge": (result.rows(), COLUMNS)},
+            self.NAME,
+            result.as_dict(),
+            result.summary(),
+            {self.NAME: gauge_figure(result)},
+            {"config": self.made("study", self.device), self.NAME: result.as_dict()},
+            {self.NAME: (result.rows(), COLUMNS)},
         )

@@ -19,7 +19,7 @@ from ..engines import InProcess
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
 from ..frame.task import Task
-from ..store import FORMAT, finite
+from ..store import finite
 from ..study import Flat, Setting
 
 TREATMENTS = ("none", "soft", "hard")
@@ -214,7 +214,7 @@ class GaugeExperiment(Experiment):
             name=name,
             function=train if cell == base else measure,
             arguments=(self.setting, self.device, cell),
-            key=(FORMAT, name, key),
+            key=(key,),
             form=FORM,
             after=() if cell == base else (base,),
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
-from ..frame.command import ExperimentCommand, Outcome
+from ..frame.command import ON_TEXT, ExperimentCommand
+from ..frame.outcome import Outcome
 from ..study import Flat
 from ..text.transformer import make_decoder
 from .experiment import RebalanceCell, RebalanceExperiment, RebalanceSetting
@@ -25,15 +25,15 @@ class RebalanceCommand(ExperimentCommand):
     setting: Annotated[RebalanceSetting, Flat] = RebalanceSetting()
     quick: bool = False
     """The classic variant alone, one seed, 60 steps before the checkpoint and 60 after."""
-    out: Path = Path("results/rebalance")
-    """Folder for config.json, rebalance.json, perplexities.csv, rebalance.png and the runs."""
     cache: str | None = None
     """Folder that keeps fetched text (default: IPSLIMIT_CACHE, or the user's cache folder)."""
 
     EXPERIMENT = RebalanceExperiment
+    NAME = EXPERIMENT.NAME
+    CANNOT = ON_TEXT | {"scheduler": RebalanceExperiment.ONE_DISK}
 
     def experiment(self) -> RebalanceExperiment:
-        return RebalanceExperiment(self.chosen, self.out / "cells", self.cache)
+        return RebalanceExperiment(self.chosen, self.folder / "cells", self.cache)
 
     def find(self, experiment: RebalanceExperiment, found: dict[RebalanceCell, dict]) -> Outcome:
         from .figure import rebalance_figure  # matplotlib is slow to import
@@ -50,10 +50,12 @@ class RebalanceCommand(ExperimentCommand):
             "held_out_tokens": len(tokens.held_out),
             "parameters": parameters,
         }
+        numbers, config = result.as_dict(), self.made("study") | {"source": source}
         return Outcome(
-            numbers=result.as_dict(),
-            summary=summary(result, source),
-            figure=rebalance_figure(result),
-            config=self.made("study") | {"source": source},
-            tables={"perplexities": (result.rows(), COLUMNS)},
+            self.NAME,
+            numbers,
+            summary(result, source),
+            {self.NAME: rebalance_figure(result)},
+            {"config": config, self.NAME: numbers},
+            {"perplexities": (result.rows(), COLUMNS)},
         )

@@ -135,6 +135,7 @@ class RebalanceExperiment(Experiment):
     """All (variant, seed, arm) of a setting."""
 
     NAME = "rebalance"
+    ONE_DISK = "whose runs start from checkpoints that others leave in a folder"
 
     def __init__(self, setting: RebalanceSetting, folder: Path, cache: str | None = None):
         super().__init__(setting, folder)

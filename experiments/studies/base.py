@@ -7,18 +7,18 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, ClassVar
 
-from ipslimit.checks import require_bool, require_int, require_real, resolve_device, shown
+from ipslimit.checks import require_int, require_real, shown
 from ipslimit.measure.rates import RateFit, RateFits, Share
 
+from ..frame.command import Command
 from ..frame.fields import Distinct
+from ..frame.outcome import Outcome
 from ..plots import caption
-from ..store import prepare_folder
 from ..study import Flat, Setting, Sizes, Study
 from ..sweep import Sweep, SweepResult, run_sweeps
-from .finding import Finding, Measured, number_of, summary, write_finding
+from .finding import Finding, Measured, number_of, outcome
 
 VARIABLES, NORMS = ("x", "p", "theta"), ("rms", "sup")
 # Of [GR], after training: (term, in) -> the bound as text, and the exponents that are drawn.
@@ -36,15 +36,11 @@ UNKNOWN = "no statement known to us"
 
 
 @dataclasses.dataclass(frozen=True)
-class ClauseStudy(abc.ABC):
+class ClauseStudy(Command):
     """Settings and sizes of one study; sizes that are not given follow from `quick`."""
 
     quick: bool = False
     """Sizes that end in about a minute on two cores (default: in at most ten)."""
-    out: Path | None = None
-    """Folder for finding.json, tables, figures and the cells (default: results/<name>)."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
     setting: Annotated[Setting, Flat] = Setting()
     depths: tuple[int, ...] | None = None
     """Depths L (default: by size)."""
@@ -57,7 +53,6 @@ class ClauseStudy(abc.ABC):
     tol: float = 1e-6
     """Largest error wanted of the limit's x and p."""
 
-    NAME: ClassVar[str]
     TITLE: ClassVar[str]
     THEORY: ClassVar[str]
     LEAST_SEEDS: ClassVar[int] = 2  # seeds are what intervals come from
@@ -80,10 +75,6 @@ class ClauseStudy(abc.ABC):
         more = () if "depths" in given or "heads" in given else size.more or ()
         return dataclasses.replace(size, **given, root_seed=self.root_seed, more=more)
 
-    @property
-    def folder(self) -> Path:
-        return self.out if self.out is not None else Path("results") / self.NAME
-
     def chosen(self, name: str, quick, full):
         """A field's value, or by size where it is None."""
         value = getattr(self, name)
@@ -91,7 +82,6 @@ class ClauseStudy(abc.ABC):
 
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
-        require_bool("quick", self.quick)
         default = type(self).__dataclass_fields__["setting"].default
         for name, remedy in self.VARIED.items():
             if not self.setting.has(name):
@@ -109,16 +99,10 @@ class ClauseStudy(abc.ABC):
         require_int("seeds", self.sizes.seeds, self.LEAST_SEEDS)
         require_int("root_seed", self.root_seed, 0)
         require_real("tol", self.tol, 0.0, include_low=False)
-        prepare_folder(self.folder)
-        resolve_device(self.device)
+        super().check()
 
-    def run(self) -> None:
-        """Measure, write, and print what was found."""
-        self.check()
-        finding = self.find()
-        write_finding(finding, self.folder, self.device)
-        print(summary(finding))
-        print(f"\nwritten to {self.folder}: finding.json, tables and figures")
+    def measure(self, progress: bool = True) -> Outcome:
+        return outcome(self.find(progress), self.device)
 
     @abc.abstractmethod
     def find(self, progress: bool = True) -> Finding:
@@ -130,14 +114,16 @@ class ClauseStudy(abc.ABC):
 
     def sweep(self, studies: list[Study], progress: bool = True) -> list[SweepResult]:
         """All of the studies, behind one progress bar."""
-        sweeps = [Sweep(study, self.folder, self.device) for study in studies]
+        where = (self.folder, self.device, self.chosen_engine(), self.memory_bytes)
+        sweeps = [Sweep(study, *where) for study in studies]
         return run_sweeps(sweeps, self.NAME, progress)
 
     def finding(self, sentence: str, **parts) -> Finding:
         """A `Finding` of this study; tables without rows are left out."""
         settings = dataclasses.asdict(self) | dataclasses.asdict(self.sizes)
         settings["setting"] = self.setting.as_dict(without=self.VARIED)
-        settings = {k: v for k, v in settings.items() if k not in ("out", "device")}
+        where = {f.name for f in dataclasses.fields(Command)} - {"quick"}  # decides no number
+        settings = {k: v for k, v in settings.items() if k not in where}
         settings |= parts.pop("settings", {})
         parts = {"tables": [], "pictures": [], "numbers": {}, "notes": []} | parts
         parts["tables"] = [table for table in parts["tables"] if table.rows]

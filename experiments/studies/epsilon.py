@@ -8,16 +8,17 @@ from typing import Annotated, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from ipslimit import AdamW, BlockAdamW, train_particles
+from ipslimit import train_particles
 from ipslimit.checks import require_real
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
 from ipslimit.solvers import solve_limit
 
+from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
-from ..frame.runner import progress_bar
+from ..frame.task import Task
 from ..plots import NAMES, look
-from ..store import NUMBER, Cells, write_cell
+from ..store import NUMBER
 from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import GUIDES, VARIABLES, find_fit, notes_of, require_distinct, told
@@ -144,65 +145,71 @@ class Epsilon(VariedStudy):
 
     def control(self, progress: bool) -> tuple[dict, list[str]]:
         """Losses after training: scaled, raw, and weight decay only; and the limits' losses."""
-        cells = Cells(self.folder / "cells")
-        key = (dataclasses.asdict(self.setting), self.raw_eps, self.sizes.seeds, self.root_seed)
+        draws = (self.sizes.seeds, self.root_seed)
+        key = (dataclasses.asdict(self.setting), self.raw_eps, *draws)
         sizes = [(L, max(1, round(size / (self.raw_eps * L)))) for L, size in CONTROL]
-        paths = [cells.path(f"control-L{L}-H{H}", *key) for L, H in sizes]
-        limit_path = cells.path("control-limit", *key, self.tol)
-        done = [cells.read(path, CONTROL_FORM) for path in paths]
-        limit = cells.read(limit_path, CONTROL_LIMIT_FORM)
-        weight = [L if found is None else 0 for (L, _), found in zip(sizes, done, strict=True)]
-        with progress_bar(sum(weight) or 1, 0, f"{self.NAME}, control", progress) as bar:
-            if limit is None:
-                limit = self._control_limits()
-                write_cell(limit_path, limit)
-            for i, (depth, heads) in enumerate(sizes):
-                if done[i] is None:
-                    done[i] = self._control_cell(depth, heads)
-                    write_cell(paths[i], done[i])
-                bar.update(weight[i])
-        return {"cells": done, "limits": limit}, cells.damaged
-
-    def _rule(self, eps: float) -> AdamW | BlockAdamW:
-        return self.setting.varied(eps=eps).make_rule()
-
-    def _control_cell(self, depth: int, heads: int) -> dict:
-        problem, steps = self.setting.make_problem(), self.setting.steps
-        losses = {}
-        for name, eps in (
-            ("scaled", self.setting.option("eps")),
-            ("raw", self.raw_eps * depth * heads),
-            ("decayed", NEVER),
-        ):
-            run = train_particles(
-                problem,
-                self._rule(eps),
-                depth,
-                heads,
-                steps,
-                self.sizes.seeds,
-                self.root_seed,
-                device=self.device,
-                nodes=self.setting.nodes,
+        limit = (self.setting, self.tol, self.place)
+        tasks: dict = {
+            "limit": Task(
+                "control-limit", control_limits, limit, (*key, self.tol), CONTROL_LIMIT_FORM
             )
-            losses[name] = run.loss[:, -1].tolist()
-        return {"L": depth, "H": heads} | losses
-
-    def _control_limits(self) -> dict:
-        problem, steps = self.setting.make_problem(), self.setting.steps
-        return {
-            name: float(
-                solve_limit(
-                    problem,
-                    self._rule(eps),
-                    steps,
-                    self.tol,
-                    device=self.device,
-                    **self.setting.quadrature(),
-                ).loss[-1]
-            )
-            for name, eps in (("scaled", self.setting.option("eps")), ("decayed", NEVER))
         }
+        for depth, heads in sizes:
+            study = self.study(self.setting, Sizes((depth,), (heads,), self.sizes.seeds))
+            tasks[depth, heads] = Task(
+                f"control-L{depth}-H{heads}",
+                control_cell,
+                (self.setting, self.raw_eps, depth, heads, *draws, self.place),
+                key,
+                CONTROL_FORM,
+                cost=depth,
+                seconds=3 * SECONDS_A_UNIT * cell_cost(study, depth, heads),
+            )
+        found, damaged = self.computed(f"{self.NAME}, control", tasks, progress)
+        return {"cells": [found[size] for size in sizes], "limits": found["limit"]}, damaged
+
+
+def control_cell(
+    setting: Setting,
+    raw_eps: float,
+    depth: int,
+    heads: int,
+    seeds: int,
+    root_seed: int,
+    device: object,
+) -> dict:
+    """Losses of the seeds after training: on scaled gradients, on raw ones, and not at all."""
+    losses = {}
+    every = (
+        ("scaled", setting.option("eps")),
+        ("raw", raw_eps * depth * heads),
+        ("decayed", NEVER),
+    )
+    for name, eps in every:
+        run = train_particles(
+            setting.make_problem(),
+            setting.varied(eps=eps).make_rule(),
+            depth,
+            heads,
+            setting.steps,
+            seeds,
+            root_seed,
+            device=device,
+            nodes=setting.nodes,
+        )
+        losses[name] = run.loss[:, -1].tolist()
+    return {"L": depth, "H": heads} | losses
+
+
+def control_limits(setting: Setting, tol: float, device: object) -> dict:
+    """The limit's loss after training on scaled gradients, and after weight decay alone."""
+    losses = {}
+    for name, eps in (("scaled", setting.option("eps")), ("decayed", NEVER)):
+        problem, rule = setting.make_problem(), setting.varied(eps=eps).make_rule()
+        quadrature = setting.quadrature()
+        run = solve_limit(problem, rule, setting.steps, tol, device=device, **quadrature)
+        losses[name] = float(run.loss[-1])
+    return losses
 
 
 def control_trend(control: dict, raw_eps: float) -> Trend:

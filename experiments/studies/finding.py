@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from ipslimit.measure.rates import RateFit, Share, Trend
 
+from ..frame.outcome import Outcome
 from ..provenance import provenance
-from ..store import DamagedFile, finite, require_form, write_csv, write_figure, write_json
-from ..together import read_json, read_together, write_together
+from ..store import DamagedFile, require_form
+from ..together import read_json, read_together
 
 FILE = "finding.json"
 # What the page shows of a finding, for reading it back.
@@ -153,17 +154,23 @@ def counted_steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
 
 
-def write_finding(finding: Finding, folder: Path, device: object = "auto") -> None:
-    """finding.json, a CSV per table, a PNG and a PDF per figure, and finding.sha256 of them all.
+def outcome(finding: Finding, device: object = "auto") -> Outcome:
+    """finding.json, a CSV per table, a PNG and a PDF per figure, and the summary.
 
     `device` computed the numbers.
     """
-    with write_together(folder, "finding") as staged:
-        for table in finding.tables:
-            write_csv(staged / f"{table.name}.csv", table.rows, table.columns)
-        for picture in finding.pictures:
-            write_figure(staged / picture.name, picture.figure)
-        write_json(staged / FILE, finite(as_dict(finding) | provenance(device)))
+    return Outcome(
+        "finding",
+        as_dict(finding) | provenance(device),
+        summary(finding),
+        {picture.name: picture.figure for picture in finding.pictures},
+        tables={table.name: (table.rows, table.columns) for table in finding.tables},
+    )
+
+
+def write_finding(finding: Finding, folder: Path, device: object = "auto") -> None:
+    """The files of `outcome`, and their finding.sha256."""
+    outcome(finding, device).write(folder)
 
 
 def read_finding(folder: Path) -> dict:

@@ -11,13 +11,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from ipslimit.checks import resolve_device
 from ipslimit.measure.rates import RateFits, fit_rates
 
+from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
-from ..frame.runner import progress_bar
+from ..frame.task import Task
 from ..plots import NAMES, bars, look
-from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import UNKNOWN, VARIABLES, ClauseStudy, require_distinct
 from .finding import Finding, Measured, Picture, Table, number_in, number_of
@@ -47,6 +46,7 @@ class Influence(ClauseStudy):
     """Values of eps."""
 
     NAME: ClassVar[str] = "influence"
+    CANNOT: ClassVar[dict[str, str]] = {"memory": "which trains a few seeds at a time anyway"}
     VARIED: ClassVar[dict[str, str]] = {"eps": "Use --eps-values."}
     TITLE: ClassVar[str] = "The influence of one head"
     THEORY: ClassVar[str] = (
@@ -68,7 +68,7 @@ class Influence(ClauseStudy):
             )
 
     def find(self, progress: bool = True) -> Finding:
-        cells, done = self._measure(progress)
+        done, damaged = self._measure(progress)
         if not any(content["rows"] for content in done.values()):
             raise StudyError(
                 "every cell of this study has fewer than two seeds that did not diverge"
@@ -113,8 +113,7 @@ class Influence(ClauseStudy):
                 "odd": [row["odd"] for c in done.values() for row in c["rows"] if "odd" in row],
             },
             settings={"eps_values": self.eps_values},
-            notes=cells.damaged
-            + ([f"{diverged} seeds diverged and are left out"] if diverged else []),
+            notes=damaged + ([f"{diverged} seeds diverged and are left out"] if diverged else []),
         )
 
     def _middle(self) -> int:
@@ -122,37 +121,33 @@ class Influence(ClauseStudy):
         sizes = [depth * heads for depth in self.sizes.depths for heads in self.sizes.heads]
         return sorted(sizes)[len(sizes) // 2]
 
-    def _measure(self, progress: bool) -> tuple[Cells, dict[Key, dict]]:
-        cells = Cells(self.folder / "cells")
+    def _measure(self, progress: bool) -> tuple[dict[Key, dict], list[str]]:
         wanted = [
             (eps, L, H)
             for eps in self.eps_values
             for L in self.sizes.depths
             for H in self.sizes.heads
         ]
-        key = (dataclasses.asdict(self.setting), self.sizes.seeds, self.root_seed)
-        paths = {w: cells.path("redraw-eps{:g}-L{}-H{}".format(*w), *w, *key) for w in wanted}
-        done = {w: found for w in wanted if (found := cells.read(paths[w])) is not None}
-        device = resolve_device(self.device)
-        total, before = (sum(w[1] for w in some) for some in (wanted, done))
-        with progress_bar(total, before, self.NAME, progress) as bar:
-            for w in wanted:
-                if w not in done:
-                    eps, depth, heads = w
-                    setting = self.setting.varied(eps=eps)
-                    done[w] = measure_redraws(
-                        setting.make_problem(),
-                        setting.make_rule(),
-                        depth,
-                        heads,
-                        setting.recorded,
-                        range(self.sizes.seeds),
-                        self.root_seed,
-                        device,
-                    )
-                    write_cell(paths[w], done[w])
-                    bar.update(depth)
-        return cells, {w: done[w] for w in wanted}
+        return self.computed(self.NAME, {cell: self._task(*cell) for cell in wanted}, progress)
+
+    def _task(self, eps: float, depth: int, heads: int) -> Task:
+        setting, seeds = self.setting.varied(eps=eps), self.sizes.seeds
+        # of every seed three models of all atoms
+        study = self.study(setting, Sizes((depth,), (setting.stored,), 3 * seeds))
+        return Task(
+            f"redraw-eps{eps:g}-L{depth}-H{heads}",
+            redraws,
+            (setting, depth, heads, range(seeds), self.root_seed, self.place),
+            (eps, depth, heads, dataclasses.asdict(self.setting), seeds, self.root_seed),
+            cost=depth,
+            seconds=SECONDS_A_UNIT * cell_cost(study, depth, setting.stored),
+        )
+
+
+def redraws(setting: Setting, depth: int, heads: int, seeds: Sequence[int], *where) -> dict:
+    """A cell in a worker."""
+    problem, rule = setting.make_problem(), setting.make_rule()
+    return measure_redraws(problem, rule, depth, heads, setting.recorded, seeds, *where)
 
 
 def _summary(eps: float, depth: int, heads: int, row: dict) -> dict:

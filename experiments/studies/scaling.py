@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ipslimit import Atoms, Heads, Problem, train_particles
+from ipslimit import Atoms, Heads, train_particles
 from ipslimit.checks import require_real
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import RateFit, RateFits, fit_rates
 
 from ..cells import FORM as CELL
+from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
-from ..frame.runner import progress_bar
+from ..frame.task import Task
 from ..plots import along, bars, cells_of, legend_below, log_axes, look, shade
-from ..store import Cells, write_cell
 from ..study import Flat, Setting, Sizes
 from .base import NORMS, ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Picture, Table, number_in
@@ -65,6 +66,7 @@ class Scaling(ClauseStudy):
     """Exponents alpha of the residual scaling (default: by size)."""
 
     NAME: ClassVar[str] = "scaling"
+    CANNOT: ClassVar[dict[str, str]] = {"memory": "which trains a few seeds at a time anyway"}
     TITLE: ClassVar[str] = "Other residual scalings"
     THEORY: ClassVar[str] = (
         "At initialisation with zero mean field the spread over seeds goes like L^(1/2 - alpha): "
@@ -84,26 +86,14 @@ class Scaling(ClauseStudy):
 
     def find(self, progress: bool = True) -> Finding:
         alphas = sorted(set(self.values))
-        problem = self.setting.make_problem()
-        cells = Cells(self.folder / "cells")
         wanted = [
             (alpha, depth, heads)
             for alpha in alphas
             for depth in self.sizes.depths
             for heads in self.sizes.heads
         ]
-        key = (dataclasses.asdict(self.setting), self.sizes.seeds, self.root_seed)
-        paths = {w: cells.path("spread-a{:g}-L{}-H{}".format(*w), *w, *key) for w in wanted}
-        done = {w: found for w in wanted if (found := cells.read(paths[w], FORM))}
-        cost = {w: w[1] * w[2] for w in wanted}
-        with progress_bar(
-            sum(cost.values()), sum(cost[w] for w in done), self.NAME, progress
-        ) as bar:
-            for w in wanted:
-                if w not in done:
-                    done[w] = self._spread(problem, *w)
-                    write_cell(paths[w], done[w])
-                    bar.update(cost[w])
+        tasks = {cell: self._task(*cell) for cell in wanted}
+        done, damaged = self.computed(self.NAME, tasks, progress)
         rows = {a: [row for w in wanted if w[0] == a for row in done[w]["rows"]] for a in alphas}
         fits = {alpha: fit_rates(table) for alpha, table in rows.items()}
         diverged = sum(content["diverged"] for content in done.values())
@@ -145,42 +135,64 @@ class Scaling(ClauseStudy):
             ],
             numbers={"fits": {f"{a:g}": fit.as_dict() for a, fit in fits.items()}},
             settings={"alphas": alphas},
-            notes=cells.damaged + ([f"{diverged} runs diverged"] if diverged else []),
+            notes=damaged + ([f"{diverged} runs diverged"] if diverged else []),
         )
 
-    def _spread(self, problem: Problem, alpha: float, depth: int, heads: int) -> dict:
-        """Deviations from the mean over seeds, as rows of a table of errors."""
+    def _task(self, alpha: float, depth: int, heads: int) -> Task:
         # draws of its own for every alpha, so that their intervals are independent
-        first = round(1000 * alpha) * self.sizes.seeds
-        seeds, states = range(first, first + self.sizes.seeds), []
-        for start in range(0, len(seeds), TOGETHER):
-            run = train_particles(
-                problem,
-                self.setting.make_rule(),
-                depth,
-                heads,
-                0,
-                seeds[start : start + TOGETHER],
-                self.root_seed,
-                residual_exponent=alpha,
-                device=self.device,
-            )
-            states.append(run.x[0][~run.diverged])
-        x = torch.cat(states)
-        count, rows = len(x), []
-        if count > 1:
-            # a sample's mean lies nearer to it than the true one does
-            gap = (x - x.mean(0)) * math.sqrt(count / (count - 1))
-            square = gap.square().sum(-1).flatten(2)  # (seeds, layers, tokens)
-            mean = square.mean(-1)
-            errors = {"rms": mean[:, int(mean.mean(0).argmax())], "sup": square.flatten(1).amax(1)}
-            rows = [
-                {"step": 0, "variable": "x", "term": "fluctuation", "norm": norm, "set": "train"}
-                | {"L": depth, "H": float(heads), "seed": seed, "error": error}
-                for norm, values in errors.items()
-                for seed, error in enumerate(values.sqrt().tolist())
-            ]
-        return {"rows": rows, "diverged": len(seeds) - count}
+        cell, count = (alpha, depth, heads), self.sizes.seeds
+        first = round(1000 * alpha) * count
+        study = self.study(self.setting, Sizes((depth,), (heads,), count))
+        return Task(
+            f"spread-a{alpha:g}-L{depth}-H{heads}",
+            spread,
+            (self.setting, *cell, range(first, first + count), self.root_seed, self.place),
+            (*cell, dataclasses.asdict(self.setting), count, self.root_seed),
+            FORM,
+            cost=depth * heads,
+            seconds=SECONDS_A_UNIT * cell_cost(study, depth, heads),
+        )
+
+
+def spread(
+    setting: Setting,
+    alpha: float,
+    depth: int,
+    heads: int,
+    seeds: Sequence[int],
+    root_seed: int,
+    device: object,
+) -> dict:
+    """Deviations from the mean over seeds, as rows of a table of errors."""
+    problem, states = setting.make_problem(), []
+    for start in range(0, len(seeds), TOGETHER):
+        run = train_particles(
+            problem,
+            setting.make_rule(),
+            depth,
+            heads,
+            0,
+            seeds[start : start + TOGETHER],
+            root_seed,
+            residual_exponent=alpha,
+            device=device,
+        )
+        states.append(run.x[0][~run.diverged])
+    x = torch.cat(states)
+    count, rows = len(x), []
+    if count > 1:
+        # a sample's mean lies nearer to it than the true one does
+        gap = (x - x.mean(0)) * math.sqrt(count / (count - 1))
+        square = gap.square().sum(-1).flatten(2)  # (seeds, layers, tokens)
+        mean = square.mean(-1)
+        errors = {"rms": mean[:, int(mean.mean(0).argmax())], "sup": square.flatten(1).amax(1)}
+        rows = [
+            {"step": 0, "variable": "x", "term": "fluctuation", "norm": norm, "set": "train"}
+            | {"L": depth, "H": float(heads), "seed": seed, "error": error}
+            for norm, values in errors.items()
+            for seed, error in enumerate(values.sqrt().tolist())
+        ]
+    return {"rows": rows, "diverged": len(seeds) - count}
 
 
 def _fit(fits: RateFits, norm: str) -> RateFit | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -107,6 +107,33 @@ def slope_of_x(setting: PointSetting, sizes: Sizes, device: object = "cpu") -> f
             return -math.inf
         logs.append(0.5 * math.log(square))
     return float(np.polyfit(np.log(sizes.depths), logs, 1)[0])
+
+
+def slopes_at_random(
+    setting: PointSetting, sizes: Sizes, device: object, points: Sequence[int]
+) -> list[float]:
+    """Slopes at the random points of these indices."""
+    return [_slope(setting, sizes, device, _start(setting, sizes, i)) for i in points]
+
+
+def ascent_from(setting: PointSetting, sizes: Sizes, device: object, of: tuple[int, int]) -> list:
+    """[point, slope] after as many tries as `of` = (index of a random point, tries) says."""
+    i, tries = of
+
+    def slope(point: tuple[float, ...]) -> float:
+        return _slope(setting, sizes, device, point)
+
+    point, value = ascend(slope, _start(setting, sizes, i), tries, (sizes.root_seed, 1, i))
+    return [list(point), value]
+
+
+def _start(setting: PointSetting, sizes: Sizes, i: int) -> tuple[float, ...]:
+    return random_point(setting, (sizes.root_seed, 0, i))
+
+
+def _slope(setting: PointSetting, sizes: Sizes, device: object, point: tuple[float, ...]) -> float:
+    """Finite, as a file can hold it."""
+    return max(slope_of_x(setting.varied(point=tuple(point)), sizes, device), -1e300)
 
 
 def ascend(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Annotated, ClassVar
 
-from ipslimit.checks import require_int, resolve_device
+from ipslimit.checks import require_int
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
 
-from ..frame.runner import progress_bar
+from ..cells import SECONDS_A_UNIT, cell_cost
+from ..frame.task import Task
 from ..plots import cells_of
-from ..store import Cells, write_cell
-from ..study import Flat, Sizes, StudyError
+from ..study import Flat, Setting, Sizes, StudyError
 from ..sweep import SweepResult
 from .base import UNKNOWN, ClauseStudy, fit_rows, measured_fit, require_distinct, sweep_notes, told
 from .degenerate import (
@@ -28,7 +28,7 @@ from .degenerate import (
     turned_trend,
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
-from .search import PointSetting, ascend, random_point, slope_of_x
+from .search import PointSetting, ascent_from, slopes_at_random
 from .sharpness_figure import figure
 
 # Where the search takes its slopes, and where what it found is measured afresh.
@@ -178,68 +178,73 @@ class Sharpness(ClauseStudy):
 
     def _turned(self, progress: bool) -> tuple[list[dict], list[str]]:
         """Shares of turned steps at the smallest eps, and the predicted ones; rows of a table."""
-        cells, rows = Cells(self.folder / "cells"), []
-        setting, device = TangentialSetting(eps=min(self.values)), resolve_device(self.device)
+        setting, seeds = TangentialSetting(eps=min(self.values)), self.sizes.seeds
         heads, depths = min(self.sizes.heads), sorted(self.sizes.depths)
-        key = (dataclasses.asdict(setting), self.sizes.seeds, self.root_seed)
-        with progress_bar(sum(depths), 0, f"{self.NAME}, signs", progress) as bar:
-            for depth in depths:
-                path = cells.path(f"turned-L{depth}-H{heads}", *key)
-                shares = cells.read(path)
-                if shares is None:
-                    shares = turned_shares(
-                        setting, depth, heads, self.sizes.seeds, self.root_seed, device
-                    )
-                    write_cell(path, shares)
-                for zero in ("double", "simple"):
-                    rows.append(
-                        {"L": depth, "H": heads, "zero": zero}
-                        | compared(shares[zero], shares[f"{zero} predicted"])
-                    )
-                bar.update(depth)
-        return rows, cells.damaged
+        key = (dataclasses.asdict(setting), seeds, self.root_seed)
+        tasks = {
+            depth: Task(
+                f"turned-L{depth}-H{heads}",
+                turned_shares,
+                (setting, depth, heads, seeds, self.root_seed, self.place),
+                key,
+                cost=depth,
+                seconds=self._seconds(setting, Sizes((depth,), (heads,), seeds)),
+            )
+            for depth in depths
+        }
+        found, damaged = self.computed(f"{self.NAME}, signs", tasks, progress)
+        rows = [
+            {"L": depth, "H": heads, "zero": zero}
+            | compared(shares[zero], shares[f"{zero} predicted"])
+            for depth, shares in found.items()
+            for zero in ("double", "simple")
+        ]
+        return rows, damaged
 
     def _search(self, progress: bool) -> tuple[dict[tuple[float, int], list[float]], list[str]]:
         """The points found, by learning rate and rank: the slowest first, as the search saw it."""
-        cells, found = Cells(self.folder / "cells"), {}
         sizes = dataclasses.replace(SEARCHED, root_seed=self.root_seed)
-        device = resolve_device(self.device)
-        total = len(self.lrs) * (self.restart_count + self.ascent_count * (1 + self.try_count))
-        with progress_bar(total, 0, f"{self.NAME}, search", progress) as bar:
-            for lr in self.lrs:
-                setting = self.setting.varied(lr=lr)
-                key = (dataclasses.asdict(setting), dataclasses.asdict(sizes))
+        settings = {lr: self.setting.varied(lr=lr) for lr in self.lrs}
+        firsts = range(0, self.restart_count, BATCH)
 
-                def slope(point: Sequence[float], setting=setting) -> float:
-                    own = setting.varied(point=tuple(point))
-                    return slope_of_x(own, sizes, device)
+        def task(name: str, lr: float, function: Callable, of: object, count: int, *key) -> Task:
+            return Task(
+                name,
+                function,
+                (settings[lr], sizes, self.place, of),
+                (dataclasses.asdict(settings[lr]), dataclasses.asdict(sizes), *key),
+                cost=count,
+                seconds=count * self._seconds(settings[lr], sizes),
+            )
 
-                tried: list[tuple[float, int]] = []
-                for first in range(0, self.restart_count, BATCH):
-                    seeds = range(first, min(first + BATCH, self.restart_count))
-                    path = cells.path(f"restarts-{first}", *key, len(seeds))
-                    slopes = cells.read(path)
-                    if slopes is None:
-                        slopes = [slope(self._point(setting, i)) for i in seeds]
-                        write_cell(path, [max(s, -1e300) for s in slopes])
-                    tried += zip(slopes, seeds, strict=True)
-                    bar.update(len(seeds))
-                ends = []
-                for _, i in sorted(tried, reverse=True)[: self.ascent_count]:
-                    path = cells.path(f"ascent-{i}", *key, self.try_count)
-                    end = cells.read(path)
-                    if end is None:
-                        start = self._point(setting, i)
-                        end = ascend(slope, start, self.try_count, (self.root_seed, 1, i))
-                        write_cell(path, [list(end[0]), max(end[1], -1e300)])
-                    ends.append((end[1], list(end[0])))
-                    bar.update(1 + self.try_count)
-                ends.sort(key=lambda pair: -pair[0])
-                found |= {(lr, rank): point for rank, (_, point) in enumerate(ends)}
-        return found, cells.damaged
+        def restarts(lr: float, first: int) -> Task:
+            points = range(first, min(first + BATCH, self.restart_count))
+            name = f"restarts-{first}"
+            return task(name, lr, slopes_at_random, points, len(points), len(points))
 
-    def _point(self, setting: PointSetting, i: int) -> tuple[float, ...]:
-        return random_point(setting, (self.root_seed, 0, i))
+        def ascent(lr: float, i: int) -> Task:
+            count = 1 + self.try_count
+            return task(f"ascent-{i}", lr, ascent_from, (i, self.try_count), count, self.try_count)
+
+        tasks = {(lr, first): restarts(lr, first) for lr in self.lrs for first in firsts}
+        slopes, damaged = self.computed(f"{self.NAME}, search", tasks, progress)
+        tasks = {}
+        for lr in self.lrs:
+            tried = [slope for first in firsts for slope in slopes[lr, first]]
+            slowest = sorted(zip(tried, range(len(tried)), strict=True), reverse=True)
+            tasks |= {(lr, i): ascent(lr, i) for _, i in slowest[: self.ascent_count]}
+        ends, more = self.computed(f"{self.NAME}, ascents", tasks, progress)
+        found = {}
+        for lr in self.lrs:
+            own = [end for (of, _), end in ends.items() if of == lr]
+            own.sort(key=lambda end: -end[1])
+            found |= {(lr, rank): point for rank, (point, _) in enumerate(own)}
+        return found, damaged + more
+
+    def _seconds(self, setting: Setting, sizes: Sizes) -> float:
+        """An estimate of a run at each depth."""
+        study = self.study(setting, sizes)
+        return SECONDS_A_UNIT * sum(cell_cost(study, *cell) for cell in sizes.cells)
 
     def _fresh_sizes(self) -> Sizes:
         depths, heads = QUICK_AFRESH if self.quick else FULL_AFRESH

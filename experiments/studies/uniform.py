@@ -15,10 +15,11 @@ from ipslimit.measure.rates import RateFits, exponent_differences, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
 
 from ..cells import FORM as CELL
+from ..engines import Engine, OneThread
 from ..frame.plot import label
-from ..frame.runner import progress_bar
+from ..frame.task import Task
 from ..plots import BIAS, NAMES, along, cells_of, legend_below, log_axes, look, series, triangle
-from ..store import NUMBER, Cells, write_cell
+from ..store import NUMBER
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table, number_of
@@ -71,6 +72,7 @@ class Uniform(ClauseStudy):
     """Ascent iterations (default: by size)."""
 
     NAME: ClassVar[str] = "uniform"
+    CANNOT: ClassVar[dict[str, str]] = {"memory": "which trains all seeds of a cell at once"}
     TITLE: ClassVar[str] = "Uniformity over initial conditions"
     THEORY: ClassVar[str] = (
         "The bound C (L^-1 + L^-1/3 H^-1/2) is uniform over initial conditions in a compact set: "
@@ -100,32 +102,15 @@ class Uniform(ClauseStudy):
             raise ValueError(f"law must be atoms; got {self.setting.law!r}. Leave --law out.")
 
     def find(self, progress: bool = True) -> Finding:
-        cells = Cells(self.folder / "cells")
         wanted = [
             (depth, heads) for depth in self.sizes.depths for heads in (None, *self.sizes.heads)
         ]
-        key = (
-            dataclasses.asdict(self.setting),
-            self.tol,
-            self.sizes.seeds,
-            self.root_seed,
-            self.radius,
-            self.random_contexts,
-            self.starts,
-            self.ascents,
-        )
-        paths = {w: cells.path(f"uniform-L{w[0]}-H{w[1]}", *w, *key) for w in wanted}
-        done = {w: found for w in wanted if (found := cells.read(paths[w], FORM))}
-        cost = {w: (w[0] + 64) * (1 if w[1] is None else self.sizes.seeds) for w in wanted}
-        total = sum(cost.values())
-        limit = None
-        with progress_bar(total, sum(cost[w] for w in done), self.NAME, progress) as bar:
-            for w in wanted:
-                if w not in done:
-                    limit = limit or self._limit()
-                    done[w] = self._measure(*w, limit)
-                    write_cell(paths[w], done[w])
-                    bar.update(cost[w])
+        tasks = {cell: self._task(*cell) for cell in wanted}
+
+        def limit(missing: list, engine: Engine) -> tuple[LimitRun]:
+            return (self._limit(),)
+
+        done, damaged = self.computed(self.NAME, tasks, progress, limit, OneThread)
         rows = [row for w in wanted for row in done[w]["rows"]]
         # the frozen limit is no better known than its heads, and than its own scheme in depth
         floors = {v: max(c["floor"][v] for c in done.values()) for v in VARIABLES}
@@ -161,7 +146,7 @@ class Uniform(ClauseStudy):
             ],
             numbers={"fits": fits.as_dict(), "ascent": gains},
             settings={"iterations": self.ascents, "radius": self._radius()},
-            notes=cells.damaged
+            notes=damaged
             + ([f"{diverged} runs diverged and are left out"] if diverged else [])
             + [
                 f"{r['variable']} {r['set']} {r['term']} at {r['at']}: no fit, {r['reason']}"
@@ -190,7 +175,21 @@ class Uniform(ClauseStudy):
             raise StudyError(f"the limit of this study cannot be compared with: {limit.message}")
         return limit
 
-    def _measure(self, depth: int, heads: int | None, limit: LimitRun) -> dict:
+    def _task(self, depth: int, heads: int | None) -> Task:
+        draws = (self.tol, self.sizes.seeds, self.root_seed)
+        search = (self.radius, self.random_contexts, self.starts, self.ascents)
+        return Task(
+            f"uniform-L{depth}-H{heads}",
+            measure,
+            (dataclasses.replace(self, device=self.place), depth, heads),
+            (depth, heads, dataclasses.asdict(self.setting), *draws, *search),
+            FORM,
+            cost=(depth + 64) * (1 if heads is None else self.sizes.seeds),
+            # layers and depths of the limit, once forth and back an iteration
+            seconds=2e-3 * (depth + 64) * (1 + self.ascents),
+        )
+
+    def measure_cell(self, depth: int, heads: int | None, limit: LimitRun) -> dict:
         """Rows of all four sets, what ascent gained, and the error of the frozen limit."""
         problem, step = self.setting.make_problem(), self.setting.recorded[0]
         count = 1 if heads is None else self.sizes.seeds
@@ -253,6 +252,11 @@ class Uniform(ClauseStudy):
                 for seed, value in zip(seeds[-len(squares) :], squares.sqrt().tolist(), strict=True)
             ]
         return found
+
+
+def measure(limit: LimitRun, study: Uniform, depth: int, heads: int | None) -> dict:
+    """A cell in a worker."""
+    return study.measure_cell(depth, heads, limit)
 
 
 def _error_of(error: FrozenError, variable: str, problem: Problem, targets) -> FrozenError:

@@ -1,0 +1,58 @@
+"""What a command has found, as files and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..store import finite, write_csv, write_figure, write_json
+from ..together import write_together
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a command has found, for its files and its reader.
+
+    Attributes
+    ----------
+    name : str
+        Of the set of files: NAME.sha256 has the checksums of them all.
+    numbers : dict
+        What --json prints.
+    summary : str
+        What is printed else.
+    figures : dict
+        Name of a PNG and a PDF file -> figure.
+    documents : dict, optional
+        Name of a JSON file -> its content; without it, NAME.json holds `numbers`.
+    tables : dict
+        Name of a CSV file -> its rows and columns.
+    damaged : list of str
+        Result files that could not be trusted, where the numbers do not tell of them.
+    """
+
+    name: str
+    numbers: dict
+    summary: str
+    figures: dict[str, Figure]
+    documents: dict[str, dict] | None = None
+    tables: dict[str, tuple[Iterable[dict], list[str]]] = dataclasses.field(default_factory=dict)
+    damaged: list[str] = dataclasses.field(default_factory=list)
+
+    def write(self, folder: Path) -> list[str]:
+        """All the files, or none of them; returns their names."""
+        documents = {self.name: self.numbers} if self.documents is None else self.documents
+        with write_together(folder, self.name) as staged:
+            for name, content in documents.items():
+                write_json(staged / f"{name}.json", finite(content))
+            for name, (rows, columns) in self.tables.items():
+                write_csv(staged / f"{name}.csv", rows, columns)
+            for name, figure in self.figures.items():
+                write_figure(staged / name, figure)
+        files = [f"{name}.json" for name in documents] + [f"{name}.csv" for name in self.tables]
+        return files + [f"{name}.{kind}" for name in self.figures for kind in ("png", "pdf")]

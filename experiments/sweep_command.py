@@ -1,0 +1,48 @@
+"""`ipslimit sweep`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+from .frame.command import Command
+from .frame.outcome import Outcome
+from .study import Flat, Sizes, Study
+from .summary import summary
+from .sweep import Sweep, outcome
+
+# What --quick takes in the place of sizes that are left as they are.
+QUICK = {"depths": (4, 8, 16, 32), "heads": (1, 8, 64), "seeds": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepCommand(Command):
+    """Sweep depth and heads against the limit; fit and plot the convergence rates.
+
+    Finished cells are kept in OUT/cells: run the same command again to resume. In Python,
+    Study.from_dict gives back the study that OUT/config.json holds at "study".
+    """
+
+    study: Annotated[Study, Flat] = Study()
+    verbose: bool = False
+    """Print every fit, not only the headline."""
+
+    NAME: ClassVar[str] = "sweep"
+
+    @property
+    def chosen(self) -> Study:
+        """The study, or its quick variant: sizes that were given stay."""
+        sizes, usual = self.study.sizes, Sizes()
+        same = {n: size for n, size in QUICK.items() if getattr(sizes, n) == getattr(usual, n)}
+        quick = dataclasses.replace(sizes, **same)
+        return dataclasses.replace(self.study, sizes=quick) if self.quick else self.study
+
+    def check(self) -> None:
+        self.study.check()
+        super().check()
+
+    def measure(self, progress: bool = True) -> Outcome:
+        study, engine = self.chosen, self.chosen_engine()
+        sweep = Sweep(study, self.folder, self.device, engine, self.memory_bytes)
+        result = sweep.run(progress)
+        return outcome(result, study, self.device, summary(result, everything=self.verbose))
