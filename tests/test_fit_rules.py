@@ -9,7 +9,7 @@ import torch
 from builders import assert_to_rounding, clipped, random_heads, small_atoms, small_problem
 
 import ipslimit
-from ipslimit import SGD, AdamW, Rebalance, Rule, SBOAdamW, train_particles
+from ipslimit import SGD, AdamW, ElementwiseRule, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.measure.errors import bias_table
 from ipslimit.model.particles import train_from
 from ipslimit.model.runs import empty_run
@@ -157,18 +157,25 @@ class Warm(AdamW):
         return super().update(heads, state, g, step)
 
 
-EXAMPLE = Rule.__doc__.split("A complete one:")[1].split("Attributes")[0]
+class Undecayed(SBOAdamW):
+    """A subclass with other numbers."""
+
+    def numbers(self, step):
+        return super().numbers(step) | {"decay": 1.0}
 
 
-def signum(lr, beta=0.9):
-    """The rule in the documentation of `Rule`."""
-    names = {"torch": torch, "ipslimit": ipslimit, "dataclasses": dataclasses}
-    exec(textwrap.dedent(EXAMPLE), names | {"__name__": "documentation"}, made := dict(names))
-    return made["Signum"](lr, beta)
+def documented(kind, name):
+    """The rule in the documentation of a class."""
+    text = kind.__doc__.split("complete")[1].partition(":")[2].split("Attributes")[0]
+    made = {"torch": torch, "ipslimit": ipslimit, "dataclasses": dataclasses}
+    made["__name__"] = "documentation"
+    exec(textwrap.dedent(text), made)
+    return made[name]
 
 
 GOOD = {
-    "documentation": signum(0.02),
+    "documentation": documented(Rule, "Normalised")(0.02),
+    "documentation of formulas": documented(ElementwiseRule, "Signum")(0.02),
     "average": Averaged(0.05),
     "amsgrad": AMSGrad(0.02),
     "orthogonal": Orthogonal(0.02),
@@ -176,7 +183,7 @@ GOOD = {
     "clip of every head": clipped(SGD(0.1), dim=-2),
     "clip of every head, AdamW": clipped(AdamW(0.02, eps=0.01), dim=-2),
     "rebalanced": Rebalance(type("Plain", (AdamW,), {"update": AdamW.update})(0.02), every=2),
-    "means": type("Own", (SBOAdamW,), {"_decayed": AdamW._decayed})(0.02, centre="ema"),
+    "means": Undecayed(0.02, centre="ema"),
 }
 BIASED = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
 
@@ -202,9 +209,12 @@ def test_a_fit_rule_comes_to_its_limit_as_one_over_L(case):
     assert (3.5 < ratios).all() and (ratios < 4.5).all()
 
 
-def test_the_rule_in_the_documentation_is_what_it_says():
+def test_the_rules_in_the_documentation_are_what_they_say():
     heads, g = random_heads(), random_heads(seed=1)
-    rule = signum(0.1, beta=0.5)
+    rule = documented(ElementwiseRule, "Signum")(0.1, beta=0.5)
     moved, state = rule.update(heads, rule.init(heads), g, 1)
     assert torch.equal(state["m"], 0.5 * g.packed)
     assert torch.equal(moved.packed, heads.packed - 0.1 * g.packed.sign())
+    rule = documented(Rule, "Normalised")(0.1)
+    moved, _ = rule.update(heads, rule.init(heads), g, 1)
+    assert_to_rounding(moved.packed, heads.packed - 0.1 * g.packed / (1 + g.packed.norm(dim=0)), 10)
