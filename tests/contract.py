@@ -20,16 +20,15 @@ from ipslimit import Atoms, Heads, Problem, Rebalance, Rule, train_particles
 from ipslimit.cpu.dispatch import VARIABLE
 from ipslimit.model.particles import train_from
 from ipslimit.model.rules import RULES as BUILT_IN
-from ipslimit.model.rules import ElementwiseRule, arithmetic
+from ipslimit.model.rules import ElementwiseRule
 from ipslimit.model.runs import empty_run
 
 
 def documented(kind, name):
     """The class `name` that the documentation of a base class of rules shows, complete."""
-    example = kind.__doc__[kind.__doc__.index("@dataclasses") - 8 :].split("\n\n    Attributes")[0]
-    names = {"torch": torch, "ipslimit": ipslimit, "dataclasses": dataclasses}
-    names |= {"lerp": arithmetic.lerp, "sign": arithmetic.sign}
-    made = names | {"__name__": "documentation"}
+    example = kind.__doc__.split("complete")[1].partition(":")[2].split("Attributes")[0]
+    made = {"torch": torch, "ipslimit": ipslimit, "dataclasses": dataclasses}
+    made["__name__"] = "documentation"
     exec(textwrap.dedent(example), made)
     return made[name]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from builders import assert_to_rounding, clipped, random_heads, small_atoms, small_problem
-from contract import Signum, check_alone
+from contract import OWN, check_alone
 
 from ipslimit import SGD, AdamW, Rebalance, Rule, SBOAdamW, train_particles
 from ipslimit.measure.errors import bias_table
@@ -155,8 +155,16 @@ class Warm(AdamW):
         return super().update(heads, state, g, step)
 
 
+class Undecayed(SBOAdamW):
+    """A subclass with other numbers."""
+
+    def numbers(self, step):
+        return super().numbers(step) | {"decay": 1.0}
+
+
 GOOD = {
-    "documentation": Signum(0.02),
+    "documentation": OWN["own"](0.02),
+    "documentation of formulas": OWN["own elementwise"](0.02),
     "average": Averaged(0.05),
     "amsgrad": AMSGrad(0.02),
     "orthogonal": Orthogonal(0.02),
@@ -164,7 +172,7 @@ GOOD = {
     "clip of every head": clipped(SGD(0.1), dim=-2),
     "clip of every head, AdamW": clipped(AdamW(0.02, eps=0.01), dim=-2),
     "rebalanced": Rebalance(type("Plain", (AdamW,), {"update": AdamW.update})(0.02), every=2),
-    "means": type("Own", (SBOAdamW,), {"_decayed": AdamW._decayed})(0.02, centre="ema"),
+    "means": Undecayed(0.02, centre="ema"),
 }
 BIASED = small_problem(small_atoms(biases=("bq", "bk", "bv", "bo")))
 
@@ -186,9 +194,12 @@ def test_a_fit_rule_comes_to_its_limit_as_one_over_L(case):
     assert (3.5 < ratios).all() and (ratios < 4.5).all()
 
 
-def test_the_rule_in_the_documentation_is_what_it_says():
+def test_the_rules_in_the_documentation_are_what_they_say():
     heads, g = random_heads(), random_heads(seed=1)
-    rule = Signum(0.1, beta=0.5)
+    rule = OWN["own elementwise"](0.1, beta=0.5)
     moved, state = rule.update(heads, rule.init(heads), g, 1)
     assert torch.equal(state["m"], 0.5 * g.packed)
     assert torch.equal(moved.packed, heads.packed - 0.1 * g.packed.sign())
+    rule = documented(Rule, "Normalised")(0.1)
+    moved, _ = rule.update(heads, rule.init(heads), g, 1)
+    assert_to_rounding(moved.packed, heads.packed - 0.1 * g.packed / (1 + g.packed.norm(dim=0)), 10)

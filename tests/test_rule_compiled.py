@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -9,9 +11,11 @@ import torch
 from builders import assert_to_rounding, random_heads, small_atoms, small_problem, with_attributes
 
 from ipslimit import SGD, AdamW, BlockAdamW, ElementwiseRule, Rebalance, SBOAdamW, train_particles
+from ipslimit.cpu import rules as cpu_rules
 from ipslimit.cpu.layers import CompiledLayers
 from ipslimit.model.layers import Layers
 from ipslimit.model.particles import make_layers
+from ipslimit.model.rules import RULES
 from ipslimit.model.rules.arithmetic import lerp, sign, sqrt, where
 from ipslimit.model.rules.base import is_built_in
 
@@ -216,3 +220,11 @@ def test_rules_of_one_name_and_formulas_of_one_name_are_kept_apart():
         assert chosen(rule) is CompiledLayers
         runs = [train_particles(problem, r, 3, 4, 2, device="cpu") for r in (rule, same)]
         assert_to_rounding(runs[0].x[2], runs[1].x[2], 100)
+
+
+def test_kept_steps_are_known_by_every_file_that_they_are_compiled_from():
+    for kind in RULES.values():
+        loop = cpu_rules._loop(kind(0.1))
+        if loop is not None:
+            assert Path(inspect.getfile(getattr(loop, "py_func", loop))) in cpu_rules.STEP_SOURCES
+    assert Path(inspect.getfile(sqrt)) in cpu_rules.STEP_SOURCES

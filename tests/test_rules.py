@@ -1,11 +1,18 @@
 """Optimizer rules: equal to torch.optim, pure, one map for all leading dimensions."""
 
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+
 import pytest
 import torch
 from builders import BIASES, F64, assert_to_rounding, normal, parts_of, random_heads
 from contract import EVERY_RULE
 
-from ipslimit import SGD, AdamW, BlockAdamW
+from ipslimit import SGD, AdamW, BlockAdamW, Rebalance
+from ipslimit.model.rules import RULES as KINDS
 
 STEPS = 20
 
@@ -188,3 +195,15 @@ def test_rules_say_what_they_are():
 
 def test_rules_that_train_differently_do_not_look_the_same():
     assert repr(BlockAdamW(mean=True)) != repr(BlockAdamW(mean=False))
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), Rebalance], ids=lambda kind: kind.__name__)
+def test_the_options_of_a_rule_are_fields_with_a_sentence_each(kind):
+    """As command lines show them."""
+    explained = set()
+    for base in kind.__mro__[:-1]:
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for line, after in itertools.pairwise(body):
+            if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr):
+                explained.add(line.target.id)
+    assert explained == {field.name for field in dataclasses.fields(kind)}

@@ -444,7 +444,7 @@ def test_compare_lays_rules_side_by_side_on_the_same_law_and_draws(capsys, tmp_p
     "flags, message",
     [
         (["--against", "adamw"], "against must name other rules"),
-        (["--against", "lion"], "against must name other rules"),
+        (["--against", "tiger"], "against must name other rules"),
         (["--rule", "sbo", "--biases", "False"], "biases must not be False with rule=sbo"),
         (["--rebalance", "-1"], "rebalance must be at least 0"),
         (["--damping", "2"], "damping must be"),

@@ -6,7 +6,8 @@ In the order in which they build on each other:
     tiles     products of small matrices of such vectors
     blocks    the field of eight heads on one context, and its transpose
     kernel    all heads, all contexts
-    rules     one step of an optimizer rule on every head of a layer
+    formulas  a rule's formula, which is written for tensors, for one entry after another
+    rules     one step of an optimizer rule on every head of a layer;  rule_loops: what takes loops
     sweeps    a seed through all layers, forward, and backward with the rule
     fused     how tensors come in and threads share the work;  layers: the same for whole sweeps
     dispatch  which path computes a field: this one, or the eager one of `model`

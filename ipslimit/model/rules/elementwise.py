@@ -26,6 +26,8 @@ class ElementwiseRule(Rule):
     cannot be compiled, or the compiled form gives other numbers, tensors are used throughout.) A
     complete one:
 
+        from ipslimit.model.rules.arithmetic import lerp, sign
+
         @dataclasses.dataclass
         class Signum(ipslimit.ElementwiseRule):
             lr: float
@@ -49,7 +51,7 @@ class ElementwiseRule(Rule):
     @staticmethod
     @abc.abstractmethod
     def formula(theta, g, *state_and_numbers):
-        """formula(theta, g, *state, n) -> (theta, *state) after one step; without state, theta.
+        """formula(theta, g, *state, n) -> (theta, *state), or theta alone without state: one step.
 
         `state` in the order of `slots`; one that `init` did not make is 0. n : `numbers`, by name.
         """

@@ -18,8 +18,8 @@ class Lion(ElementwiseRule):
         theta <- (1 - lr wd) theta - lr sign(c)         m <- b2 m + (1 - b2) g
 
     Free of the scale of g. A sign has no derivative: in the limit, theta jumps at depths where c
-    changes sign, so that the depth solver has order one at best, and no constant of the
-    fluctuation follows from a linearisation.
+    changes sign, so that the depth solver has order one at best, and a fluctuation is near its
+    linear part only where steps are so small that flips of signs do not show.
 
     Notes
     -----
