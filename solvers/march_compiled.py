@@ -8,8 +8,7 @@ from numba import njit
 
 from ipslimit.compilation import compiled_entry
 from ipslimit.cpu import fused
-from ipslimit.cpu.blocks import plan
-from ipslimit.cpu.kernel import seed_field, seed_vjp
+from ipslimit.cpu.kernel import lay_out, seed_field, seed_vjp
 
 from .scheme import System
 from .tableau import RK4
@@ -131,7 +130,7 @@ def march(
     if last == first:
         return
     c, a, runs, b, final = scheme
-    at = plan(edges.shape[1], edges.shape[2], edges.shape[3], m, edges.itemsize)
+    at = lay_out(edges.shape[1], edges.shape[2], edges.shape[3], m, edges.itemsize)
     heads = packed, weights, np.empty_like(weights[0]), biases, causal
     nothing = packed[0, :0]
     k = np.empty((len(c), *edges[0].shape), edges.dtype)

@@ -7,8 +7,7 @@ from numba import njit
 
 from ..compilation import compiled_entry
 from . import rules as compiled
-from .blocks import plan
-from .kernel import seed_field, seed_vjp
+from .kernel import lay_out, seed_field, seed_vjp
 from .rules import input_means, update, uses_means
 
 
@@ -45,7 +44,7 @@ def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first,
 
     packed (L, R, P, H), weights (L, R, H).
     """
-    at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
+    at = lay_out(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
     for row in range(first, last):
         for r in range(packed.shape[0]):
             out = x[r + 1, row]
@@ -80,7 +79,7 @@ def backward_rows(
     not alive, or whose costate is no longer finite (which `alive` then tells), keeps its heads.
     """
     layers, _, size, heads = packed.shape
-    at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
+    at = lay_out(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
     with_means = training and uses_means(step)
     sums = np.empty((size + m if with_means else size, heads), x.dtype)
     dpacked, outputs = sums[:size], sums[size:]
