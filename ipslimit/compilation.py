@@ -23,7 +23,7 @@ from numba.core.serialize import dumps, loads
 
 KERNEL_SOURCES = tuple(
     Path(__file__).with_name("cpu") / name
-    for name in ("lanes.py", "tiles.py", "blocks.py", "kernel.py")
+    for name in "cost.py lanes.py tiles.py scratch.py blocks.py kernel.py".split()
 )
 # No kept function comes near: a file of this size is no file of ours.
 MOST_BYTES = 2**28

@@ -1,14 +1,18 @@
 """March through depth, element by element, with the classical Runge-Kutta scheme of order 4.
 
-Its stages fall on an element's nodes s, s + h/2, s + h, where the heads are.
+The scheme is in `tableau`: its stages fall on an element's nodes s, s + h/2, s + h, where the heads
+are. X goes from the first node to the last, P from the last to the first, both by one loop.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 
 from .grid import Trajectory
 from .scheme import HeadSums, Scheme, System
+from .tableau import RK4
 
 # Up to this many vector operations an evaluation (a few hundred microseconds), the march runs as
 # one compiled loop; above, calls from Python cost little, and the kernel can use all threads.
@@ -26,15 +30,9 @@ class March(Scheme):
         compiled = _compiled(system, x0)
         if compiled:
             compiled.forward(edges, slopes)
-            return Trajectory(grid, edges, slopes)
-        slopes[0] = system.field(x0, 0)
-        for e, h in enumerate(grid.widths):
-            x, k1, middle, right = edges[e], slopes[e], 2 * e + 1, 2 * e + 2
-            k2 = system.field(x + (h / 2) * k1, middle)
-            k3 = system.field(x + (h / 2) * k2, middle)
-            k4 = system.field(x + h * k3, right)
-            edges[e + 1] = x + (h / 6) * (k1 + 2 * (k2 + k3) + k4)
-            slopes[e + 1] = system.field(edges[e + 1], right)
+        else:
+            field = lambda x, node, final: system.field(x, node)  # noqa: E731
+            _march(range(len(grid.nodes)), grid.widths, edges, slopes, field)
         return Trajectory(grid, edges, slopes)
 
     def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads, guess=None):
@@ -49,26 +47,20 @@ class March(Scheme):
             if system.with_outputs:
                 sums[nodes, size:] = found.outputs.mT
 
-        def pull_at_edge(e: int) -> None:
-            """The transpose where P is final: its head sums come with it."""
-            pulls[e], found = system.pull(state[2 * e], edges[e], 2 * e, with_heads)
-            if with_heads:
-                store(2 * e, found)
+        def pull(p: torch.Tensor, node: int, final: bool) -> torch.Tensor:
+            """The transpose; the head sums come with it where P is final."""
+            out, found = system.pull(state[node], p, node, with_heads and final)
+            if found is not None:
+                store(node, found)
+            return out
 
         edges[-1] = p_end
         compiled = _compiled(system, p_end)
         if compiled:
             compiled.backward(state, edges, pulls, sums)
         else:
-            pull_at_edge(grid.elements)
-        for e in range(grid.elements - 1, -1, -1) if not compiled else ():
-            left, middle, h = 2 * e, 2 * e + 1, grid.widths[e]
-            p, k1 = edges[e + 1], pulls[e + 1]
-            k2, _ = system.pull(state[middle], p + (h / 2) * k1, middle)
-            k3, _ = system.pull(state[middle], p + (h / 2) * k2, middle)
-            k4, _ = system.pull(state[left], p + h * k3, left)
-            edges[e] = p + (h / 6) * (k1 + 2 * (k2 + k3) + k4)
-            pull_at_edge(e)
+            path = range(len(grid.nodes) - 1, -1, -1)
+            _march(path, grid.widths, edges, pulls, pull)
         p = Trajectory(grid, edges, -pulls)
         if not with_heads:
             return p, None
@@ -76,6 +68,35 @@ class March(Scheme):
         store(middles, system.pull(state[middles], p.values[middles], middles, True)[1])
         outputs = sums[:, size:].mT if system.with_outputs else None
         return p, HeadSums(sums[:, :size], outputs)
+
+
+def _march(
+    path: Sequence[int],
+    widths: list[float],
+    edges: torch.Tensor,
+    slopes: torch.Tensor,
+    slope: Callable,
+) -> None:
+    """Fill values and slopes at the edges from the value at the first of them.
+
+    Parameters
+    ----------
+    path : the nodes, in the order in which they are passed
+    widths : of the elements
+    edges, slopes : (elements + 1, B, N, d)
+    slope : callable (value, node, final) -> slope
+        `final` where the value is the one at an edge, and not a stage's.
+    """
+    slopes[path[0] // 2] = slope(edges[path[0] // 2], path[0], True)
+    for i in range(0, len(path) - 1, 2):
+        start, element, end = path[i] // 2, path[i + 1] // 2, path[i + 2] // 2
+        edges[end] = RK4.step(
+            edges[start],
+            slopes[start],
+            widths[element],
+            lambda stage, c, i=i: slope(stage, path[i + c], False),
+        )
+        slopes[end] = slope(edges[end], path[i + 2], True)
 
 
 def _empty_sums(system: System) -> torch.Tensor:

@@ -1,14 +1,17 @@
-"""Calls the compiled loops of `march_loops` on a system's tensors."""
+"""`March` as one compiled loop, for problems so small that calls from Python cost the most."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import njit
 
+from ipslimit.compilation import compiled_entry
 from ipslimit.cpu import fused
+from ipslimit.cpu.kernel import lay_out, seed_field, seed_vjp
 
-from . import march_loops
 from .scheme import System
+from .tableau import RK4
 
 
 class CompiledMarch:
@@ -22,30 +25,136 @@ class CompiledMarch:
 
     def forward(self, edges: torch.Tensor, slopes: torch.Tensor) -> None:
         """Fill both from edges[0]."""
-        self.system.cost["field"] += 4 * self.system.grid.elements + 1
-        outputs = (self.groups, edges.numpy(), slopes.numpy())
-        self._run(march_loops.forward, outputs, edges.dtype)
+        self._run("field", edges, slopes, edges.new_empty(0, *edges.shape[1:]), None)
 
     def backward(self, states, edges, pulls, sums: torch.Tensor | None) -> None:
         """Fill edges and pulls from edges[-1], and the head sums at the edges' nodes."""
-        self.system.cost["vjp"] += 4 * self.system.grid.elements + 1
-        with_heads = sums is not None
-        if not with_heads:
-            sums = states.new_empty(0, 0, self.system.heads.count)
-        arrays = (t.numpy() for t in (states, edges, pulls, sums))
-        self._run(march_loops.backward, (self.groups, *arrays, with_heads), edges.dtype)
+        self._run("vjp", edges, pulls, states, sums)
 
-    def _run(self, function, outputs, dtype: torch.dtype) -> None:
-        heads = self.system.heads
+    def _run(self, kind: str, edges, slopes, states, sums: torch.Tensor | None) -> None:
+        system, heads, grid = self.system, self.system.heads, self.system.grid
+        system.cost[kind] += len(RK4.b) * grid.elements + 1
+        path = np.arange(2 * grid.elements + 1)
         packed, weights = heads.packed.contiguous().numpy(), heads.weights.contiguous().numpy()
-        widths = np.array(self.system.grid.widths)
-        steps = np.stack([widths / 2, widths, widths / 6], axis=1).astype(packed.dtype)
         arguments = (
             packed,
             weights,
             heads.m,
             fused.bias_rows(heads.layout),
-            self.system.causal,
-            steps,
+            system.causal,
+            _scheme(grid.widths, packed.dtype),
         )
-        fused.run_tasks(function, arguments, outputs, 1, 0.0, dtype, self.shape)
+        with_heads = sums is not None
+        if not with_heads:
+            sums = states.new_empty(0, 0, heads.count)
+        arrays = (t.numpy() for t in (states, edges, slopes, sums))
+        path = path if kind == "field" else path[::-1].copy()
+        outputs = (self.groups, path, *arrays, with_heads)
+        fused.run_tasks(march, arguments, outputs, 1, 0.0, edges.dtype, self.shape)
+
+
+def _scheme(widths: list[float], dtype) -> tuple[np.ndarray, ...]:
+    """The tableau for elements of these widths: c; h a; first stages of the runs; b, h / divisor.
+
+    Shapes (stages,), (elements, stages, stages), (runs + 1,), (runs,), (elements,).
+    """
+    stages, h = len(RK4.b), np.array(widths)
+    a = np.array([row + (0.0,) * (stages - len(row)) for row in RK4.a])
+    first = [run[0] for _, run in RK4.runs] + [stages]
+    b = [weight for weight, _ in RK4.runs]
+    numbers = h[:, None, None] * a, np.array(b), h / RK4.divisor
+    a, b, final = (n.astype(dtype) for n in numbers)
+    return np.array(RK4.c), a, np.array(first), b, final
+
+
+@njit
+def add_scaled(out, scale, branch):
+    """out += scale * branch, for (B, N, d)."""
+    for b in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            for a in range(out.shape[2]):
+                out[b, i, a] += scale * branch[b, i, a]
+
+
+@njit
+def slope(s, at, m, heads, node, states, value, out, sums, groups, with_heads):
+    """The field at a node; where there are states, its transpose at them, and its head sums."""
+    packed, weights, dweights, biases, causal = heads
+    if len(states) == 0:
+        seed_field(s, at, m, value, packed[node], weights[node], out, groups, biases, causal)
+    else:
+        seed_vjp(
+            s,
+            at,
+            m,
+            states[node],
+            packed[node],
+            weights[node],
+            value,
+            out,
+            sums,
+            dweights,
+            groups,
+            biases,
+            causal,
+            with_heads,
+        )
+
+
+@compiled_entry()
+def march(
+    s,
+    packed,
+    weights,
+    m,
+    biases,
+    causal,
+    scheme,
+    groups,
+    path,
+    states,
+    edges,
+    slopes,
+    sums,
+    with_heads,
+    first,
+    last,
+):
+    """Fill values and slopes at the edges (elements + 1, B, N, d) from the first one on the path.
+
+    path: the nodes in the order in which they are passed; packed (nodes, P, H), weights (nodes, H).
+    Of slopes along states (nodes, B, N, d), sums (nodes, P or P + m, H) gets the head derivatives
+    (and attention outputs) at the edges; empty if not `with_heads`. One task: `first` and `last`
+    are 0 and 1, or 0 and 0 to compile only.
+    """
+    if last == first:
+        return
+    c, a, runs, b, final = scheme
+    at = lay_out(edges.shape[1], edges.shape[2], edges.shape[3], m, edges.itemsize)
+    heads = packed, weights, np.empty_like(weights[0]), biases, causal
+    nothing = packed[0, :0]
+    k = np.empty((len(c), *edges[0].shape), edges.dtype)
+    value, part, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
+    one = b.dtype.type(1)
+    for i in range(0, len(path), 2):
+        here, end = path[i], path[i] // 2
+        if i > 0:
+            start, element = path[i - 2] // 2, path[i - 1] // 2
+            k[0] = slopes[start]
+            for stage in range(1, len(c)):
+                value[:] = edges[start]
+                for j in range(stage):
+                    if a[element, stage, j] != 0.0:
+                        add_scaled(value, a[element, stage, j], k[j])
+                node = path[i - 2 + c[stage]]
+                slope(s, at, m, heads, node, states, value, k[stage], nothing, groups, False)
+            total[:] = 0.0
+            for run in range(len(b)):
+                part[:] = k[runs[run]]
+                for j in range(runs[run] + 1, runs[run + 1]):
+                    add_scaled(part, one, k[j])
+                add_scaled(total, b[run], part)
+            edges[end] = edges[start]
+            add_scaled(edges[end], final[element], total)
+        into = sums[here] if with_heads else nothing
+        slope(s, at, m, heads, here, states, edges[end], slopes[end], into, groups, with_heads)

@@ -200,6 +200,6 @@ def test_the_rules_in_the_documentation_are_what_they_say():
     moved, state = rule.update(heads, rule.init(heads), g, 1)
     assert torch.equal(state["m"], 0.5 * g.packed)
     assert torch.equal(moved.packed, heads.packed - 0.1 * g.packed.sign())
-    rule = documented(Rule, "Normalised")(0.1)
+    rule = OWN["own"](0.1)
     moved, _ = rule.update(heads, rule.init(heads), g, 1)
     assert_to_rounding(moved.packed, heads.packed - 0.1 * g.packed / (1 + g.packed.norm(dim=0)), 10)

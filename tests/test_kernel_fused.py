@@ -18,6 +18,7 @@ from numba import njit
 from ipslimit import Heads
 from ipslimit.cpu import dispatch, fused
 from ipslimit.cpu.lanes import LANES, WIDTH, exp2, load, store
+from ipslimit.cpu.scratch import lay_out
 from ipslimit.model import eager
 from ipslimit.model.heads import BIASES, MATRICES
 
@@ -163,8 +164,8 @@ def test_large_work_is_cut_and_summed(shape, groups, causal):
 def test_sums_of_many_contexts_in_chunks():
     """More contexts than whose sums over heads fit the cache at once, in one group."""
     case = make(1, 300, 2, 2, 8, 1)
-    size = fused.loops.plan.py_func(300, 2, 8, 1, 8)
-    assert size.chunk < 300 and fused.split(300, 2, 2, 8, 1)[1] == 1
+    at = lay_out.py_func(300, 2, 8, 1, 8)
+    assert at.chunk < 300 and fused.split(300, 2, 2, 8, 1)[1] == 1
     assert_close(call(fused, case), call(eager, case), torch.float64)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ipslimit import Problem, Units
 from ipslimit.solvers import LimitRun
+from ipslimit.solvers.tableau import RK4
 
 # Runge-Kutta steps in depth: enough that their error is far below any error measured.
 STEPS = 16
@@ -137,18 +138,14 @@ class FrozenError:
         n = (self.nodes.lead[0] - 1) // 2
         h = 1.0 / n
 
-        def field(x: torch.Tensor, node: int) -> torch.Tensor:
-            return self.nodes[node].field(x, self.causal)
+        def slope(x: torch.Tensor, half: int) -> torch.Tensor:
+            return self.nodes[start + half].field(x, self.causal)
 
         x, states = x0, []
         for i in range(n + 1):
             if i > 0:
-                node = 2 * (i - 1)
-                a = field(x, node)
-                b = field(x + h / 2 * a, node + 1)
-                c = field(x + h / 2 * b, node + 1)
-                d = field(x + h * c, node + 2)
-                x = x + h / 6 * (a + 2 * b + 2 * c + d)
+                start = 2 * (i - 1)
+                x = RK4.step(x, slope(x, 0), h, slope)
             if moved is not None and i % skip == 0:
                 x = x + moved[i // skip]
             states.append(x)

@@ -1,14 +1,28 @@
-"""The fast path on the CPU: the same field, transpose, layers and rules as compiled loops.
+"""The fast path on the CPU: the field, its transpose, layers and rules as compiled loops.
 
-In the order in which they build on each other:
+To be read in this order, in which each is made of those before it:
 
+    cost      eight heads are computed at a time; what a field costs, and so which path computes it
     lanes     a vector of eight numbers, one of each of eight heads, and what is done with it
-    tiles     products of small matrices of such vectors
+    tiles     products of small matrices of such vectors, in registers
+    scratch   where everything lies in the memory that the loops below work in
     blocks    the field of eight heads on one context, and its transpose
-    kernel    all heads, all contexts
+    kernel    all heads, all contexts, all seeds: the loops over `blocks`
+    fused     the kernel on tensors: how work is cut into tasks that threads share
     formulas  a rule's formula, which is written for tensors, for one entry after another
     rules     one step of an optimizer rule on every head of a layer;  rule_loops: what takes loops
-    sweeps    a seed through all layers, forward, and backward with the rule
-    fused     how tensors come in and threads share the work;  layers: the same for whole sweeps
-    dispatch  which path computes a field: this one, or the eager one of `model`
+    sweeps    a seed through all layers, forward, and backward with the rule: `kernel` and `rules`
+    layers    these sweeps as the `Layers` of a particle transformer
+
+`dispatch` stands before them all: it chooses the path by sizes alone, and imports no compiler. The
+rest is imported where it is first used, since that takes a second. From outside, tensors come in
+through `fused` and `layers`; compiled loops elsewhere, such as the march of the limit through
+depth, call `lay_out`, `seed_field` and `seed_vjp` of `kernel`. All that enters compiled code from
+Python is a `compilation.compiled_entry`, which keeps it on disk.
+
+None of this is a second definition. The field and its transpose are those of `model.eager`, to
+which, and to autograd through the formula, tests/test_kernel_fused.py holds them. Layers and rules
+are those of `model.layers` and `model.rules`, and tests/test_layers.py compares them, as it does
+the march with the one in torch. They agree to rounding; where bits must be the same, whatever the
+threads and the seeds computed together, bits are compared.
 """

@@ -1,7 +1,7 @@
 """The fused CPU kernel on WIDTH heads and one context, which together stay in cache.
 
 Everything here is compiled and allocates nothing: temporaries live in a flat scratch array `s`, at
-offsets that `plan` lays out. The loops over contexts, heads and seeds are in `kernel`.
+offsets that `scratch` lays out. The loops over contexts, heads and seeds are in `kernel`.
 
 Names follow the notation of the project: q, k, v, o, logits, a (attention), z = a v, and the
 cotangents d... of each. Four rewritings save work per token pair:
@@ -15,7 +15,6 @@ cotangents d... of each. Four rewritings save work per token pair:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from numba import njit
 
@@ -37,102 +36,6 @@ from .lanes import (
     sum_lanes,
 )
 from .tiles import product, row_product, token_product
-
-# Scratch that one block's sums over tokens may take, and its panel of attention rows.
-SUMS_BYTES = 2**17
-PANEL_BYTES = 2**14
-
-
-class Plan(NamedTuple):
-    """Offsets into the scratch array. (rows, columns) of vectors unless it says numbers."""
-
-    x: int  # numbers (N, d)
-    cotangent: int  # numbers (N, d)
-    zero: int  # (1, 1)
-    qkv: int  # (d, 3m): Q log2(e)/sqrt(m), K, V side by side
-    qkv_bias: int  # (1, 3m), in the same units
-    o: int  # (d, m)
-    weighted_qkv: int  # (3m, d), in the units that take dq, dk, dv to dx
-    weighted_o: int  # (m, d)
-    bo: int  # (1, d), times the weights in the field
-    projected: int  # (N, 3m): q, k, v
-    z: int  # (N, m)
-    dz: int  # (N, m)
-    dprojected: int  # (N, 3m)
-    e: int  # (panel, N)
-    dlogits: int  # (panel, N)
-    row: int  # (panel, 1)
-    sums: int  # (chunk, N, d): field or dx
-    dqkv: int  # (d, 3m)
-    dqkv_bias: int  # (1, 3m)
-    do: int  # (d, m)
-    outputs: int  # (1, m): z summed over tokens
-    dweight: int  # (1, 1)
-    dbo: int  # numbers (d)
-    size: int
-    panel: int  # rows of attention held at a time
-    chunk: int  # contexts whose sums are held at a time
-
-
-@njit
-def plan(contexts, tokens, d, m, itemsize):
-    """The scratch layout for these shapes."""
-    vector = WIDTH * itemsize
-    panel = min(tokens, max(4, PANEL_BYTES // (tokens * vector) // 4 * 4))
-    chunk = max(1, min(contexts, SUMS_BYTES // (tokens * d * vector)))
-    numbers = (tokens * d + WIDTH - 1) // WIDTH * WIDTH
-    x = 0
-    cotangent = x + numbers
-    zero = cotangent + numbers
-    qkv = zero + WIDTH
-    qkv_bias = qkv + 3 * d * m * WIDTH
-    o = qkv_bias + 3 * m * WIDTH
-    weighted_qkv = o + d * m * WIDTH
-    weighted_o = weighted_qkv + 3 * d * m * WIDTH
-    bo = weighted_o + d * m * WIDTH
-    projected = bo + d * WIDTH
-    z = projected + 3 * tokens * m * WIDTH
-    dz = z + tokens * m * WIDTH
-    dprojected = dz + tokens * m * WIDTH
-    e = dprojected + 3 * tokens * m * WIDTH
-    dlogits = e + panel * tokens * WIDTH
-    row = dlogits + panel * tokens * WIDTH
-    sums = row + panel * WIDTH
-    dqkv = sums + chunk * tokens * d * WIDTH
-    dqkv_bias = dqkv + 3 * d * m * WIDTH
-    do = dqkv_bias + 3 * m * WIDTH
-    outputs = do + d * m * WIDTH
-    dweight = outputs + m * WIDTH
-    dbo = dweight + WIDTH
-    size = dbo + (d + WIDTH - 1) // WIDTH * WIDTH
-    return Plan(
-        x,
-        cotangent,
-        zero,
-        qkv,
-        qkv_bias,
-        o,
-        weighted_qkv,
-        weighted_o,
-        bo,
-        projected,
-        z,
-        dz,
-        dprojected,
-        e,
-        dlogits,
-        row,
-        sums,
-        dqkv,
-        dqkv_bias,
-        do,
-        outputs,
-        dweight,
-        dbo,
-        size,
-        panel,
-        chunk,
-    )
 
 
 @njit(inline="always")

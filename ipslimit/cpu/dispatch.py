@@ -8,13 +8,14 @@ import os
 
 import torch
 
+from .cost import LANES, blocks_of, vector_operations
+
 VARIABLE = "IPSLIMIT_KERNEL"
 
 # Measured on an AVX-512 core, field and VJP together, in vector operations of the fused path for
-# 8 heads (see `operations`). The eager path costs as many again as CALLS whatever the sizes, and
-# otherwise EAGER_COST times as many for 8 heads where it is at its best (d = m = 64); with small
-# tokens and heads up to 3 times.
-LANES = 8
+# LANES heads (see `cost`). The eager path costs as many again as CALLS whatever the sizes, and
+# otherwise EAGER_COST times as many for as many heads where it is at its best (d = m = 64); with
+# small tokens and heads up to 3 times.
 CALLS = 5e5
 EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
 
@@ -54,10 +55,9 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         return "eager"
     # The fused path computes LANES heads at a time, needed or not; so it loses where the heads are
     # few and the work large.
-    blocks = -(-H // LANES)
-    operations = B * blocks * N * (4 * m * d + N * (2 * m + 10))
-    eager = CALLS + EAGER_COST[dtype] * operations * H / (LANES * blocks)
-    return "fused" if operations <= eager and _compiles() else "eager"
+    fused = vector_operations(B, H, N, d, m)
+    eager = CALLS + EAGER_COST[dtype] * fused * H / (LANES * blocks_of(H))
+    return "fused" if fused <= eager and _compiles() else "eager"
 
 
 def wanted_path() -> str:

@@ -20,7 +20,8 @@ import torch
 
 from ..model.heads import BIASES, Layout
 from . import kernel as loops
-from .lanes import LANES
+from .cost import blocks_of, vector_operations
+from .scratch import lay_out
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
 # 20 microseconds): enough for a large machine with one seed, not so small that calls show.
@@ -98,11 +99,10 @@ def split(contexts: int, heads: int, tokens: int, d: int, m: int) -> tuple[int, 
 
     Groups of heads come first: they share nothing but dx, which is smaller than the heads.
     """
-    blocks = -(-heads // LANES)
-    operations = contexts * blocks * tokens * (4 * m * d + tokens * (2 * m + 10))
-    tasks = min(TASKS_PER_SEED, max(1, int(operations / OPERATIONS_PER_TASK)))
-    groups = min(blocks, tasks)
-    return groups, min(contexts, tasks // groups), float(operations)
+    work = vector_operations(contexts, heads, tokens, d, m)
+    tasks = min(TASKS_PER_SEED, max(1, int(work / OPERATIONS_PER_TASK)))
+    groups = min(blocks_of(heads), tasks)
+    return groups, min(contexts, tasks // groups), float(work)
 
 
 def _array(tensor: torch.Tensor):
@@ -191,8 +191,8 @@ def _announce(dtype: torch.dtype) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _scratch_size(*plan_arguments: int) -> int:
-    return loops.plan.py_func(*plan_arguments).size
+def _scratch_size(*shapes: int) -> int:
+    return lay_out.py_func(*shapes).size
 
 
 def _scratch(dtype: torch.dtype, size: int):

@@ -1,7 +1,7 @@
 """The loops of the fused CPU kernel over contexts, blocks of heads and seeds.
 
-What a training sweep calls inside its own compiled loop over seeds and layers are `plan`,
-`seed_field` and `seed_vjp`; calls from Python go through `field_tasks` and `vjp_tasks`.
+What other compiled loops call, over layers or through depth, are `lay_out`, `seed_field` and
+`seed_vjp`; calls from Python go through `field_tasks` and `vjp_tasks`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
+from . import cost
 from .blocks import (
     block_field,
     block_vjp,
     copy_numbers,
     fill,
     load_heads,
-    plan,
     store_head_derivatives,
     sum_heads,
 )
 from .lanes import WIDTH, constant
+from .scratch import lay_out
+
+blocks_of = njit(inline="always")(cost.blocks_of)
 
 
 @njit(inline="always")
@@ -29,7 +32,7 @@ def group_field(s, at, m, x, packed, weights, out, contexts, blocks, biases, cau
 
     Parameters
     ----------
-    s, at : scratch and its layout, from `plan`
+    s, at : scratch and its layout, from `lay_out`
     x, out : (B, N, d); packed : (P, H); weights : (H,); all C-contiguous
     contexts, blocks : (first, last) of the contexts and of the blocks of WIDTH heads
     biases : first row in `packed` of bq, bk, bv, bo; -1 for one that is absent
@@ -114,7 +117,7 @@ def seed_field(s, at, m, x, packed, weights, out, groups, biases, causal):
 
     groups : (groups of head blocks, groups of contexts), of which the second changes no bit here
     """
-    blocks = (packed.shape[1] + WIDTH - 1) // WIDTH
+    blocks = blocks_of(packed.shape[1])
     for j in range(groups[0]):
         group_field(
             s,
@@ -150,7 +153,7 @@ def seed_vjp(
     with_heads,
 ):
     """The whole transpose of one seed."""
-    blocks = (packed.shape[1] + WIDTH - 1) // WIDTH
+    blocks = blocks_of(packed.shape[1])
     into, into_weights = dpacked, dweights
     for i in range(groups[1]):
         if i == 1 and with_heads:
@@ -190,8 +193,8 @@ def field_tasks(s, x, packed, weights, m, biases, causal, partial, context_group
     """
     groups = partial.shape[1]
     contexts, tokens, d = x.shape[1:]
-    blocks = (packed.shape[2] + WIDTH - 1) // WIDTH
-    at = plan(contexts, tokens, d, m, x.itemsize)
+    blocks = blocks_of(packed.shape[2])
+    at = lay_out(contexts, tokens, d, m, x.itemsize)
     for task in range(first, last):
         row, rest = divmod(task, context_groups * groups)
         i, j = divmod(rest, groups)
@@ -232,8 +235,8 @@ def vjp_tasks(
     """As `field_tasks`; dx (R, head groups, B, N, d), dpacked (R, context groups, rows, H)."""
     groups = dx.shape[1]
     contexts, tokens, d = x.shape[1:]
-    blocks = (packed.shape[2] + WIDTH - 1) // WIDTH
-    at = plan(contexts, tokens, d, m, x.itemsize)
+    blocks = blocks_of(packed.shape[2])
+    at = lay_out(contexts, tokens, d, m, x.itemsize)
     for task in range(first, last):
         row, rest = divmod(task, context_groups * groups)
         i, j = divmod(rest, groups)

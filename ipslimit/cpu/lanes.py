@@ -20,9 +20,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-# 8 doubles fill an AVX-512 register and 8 floats an AVX2 one. On machines whose 512-bit
-# instructions run at half rate 8 floats are as fast as 16, and fewer heads go to waste.
-LANES = 8
+from .cost import LANES
 
 # numpy integers: numba compiles a function again for every literal int it is called with
 WIDTH, ZERO, ONE = np.intp(LANES), np.intp(0), np.intp(1)

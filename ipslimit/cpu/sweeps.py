@@ -6,8 +6,7 @@ import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
-from .blocks import plan
-from .kernel import seed_field, seed_vjp
+from .kernel import lay_out, seed_field, seed_vjp
 from .rule_loops import input_means
 from .rules import SOURCES, update
 
@@ -45,7 +44,7 @@ def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first,
 
     packed (L, R, P, H), weights (L, R, H).
     """
-    at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
+    at = lay_out(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
     for row in range(first, last):
         for r in range(packed.shape[0]):
             out = x[r + 1, row]
@@ -80,7 +79,7 @@ def backward_rows(
     not alive, or whose costate is no longer finite (which `alive` then tells), keeps its heads.
     """
     layers, _, size, heads = packed.shape
-    at = plan(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
+    at = lay_out(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
     with_means = training and step.uses_means
     sums = np.empty((size + m if with_means else size, heads), x.dtype)
     dpacked, outputs = sums[:size], sums[size:]
