@@ -17,6 +17,7 @@ from ipslimit.measure.rates import RateFits, fit_rates
 from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.task import Task
 from ..plots import NAMES, caption, look
+from ..store import NUMBER
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table
@@ -24,6 +25,8 @@ from .panels import label, legend_outside, page
 from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
 
 VARIABLES = ("x", "p", "theta")
+# What a cell holds, for reading it back.
+FORM = {"rows": [{"step": int, "variable": str, "change": [NUMBER]}], "diverged": int}
 Key = tuple[float, int, int]  # eps, L, H
 
 
@@ -194,6 +197,7 @@ class Influence(ClauseStudy):
             redraws,
             (setting, depth, heads, range(seeds), self.root_seed, self.place),
             (eps, depth, heads, dataclasses.asdict(self.setting), seeds, self.root_seed),
+            FORM,
             cost=depth,
             seconds=SECONDS_A_UNIT * cell_cost(study, depth, setting.stored),
         )
