@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import tempfile
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -364,9 +365,12 @@ def test_without_json_the_same_runs_are_told_in_words(reviews, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", ["sweep", "gauge"])
-def test_damaged_files_are_told_beside_the_results(name, reviews, tmp_path, capsys):
+def test_damaged_files_are_told_beside_the_results(name, reviews, tmp_path, capsys, monkeypatch):
+    tried, original = [], tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **o: tried.append(o) or original(**o))
     arguments = [*tiny(name, reviews), "--workers", "1", "--out", str(tmp_path)]
     main(arguments)
+    assert len(tried) == 1  # a folder that cannot be written is refused, once, before anything
     path = min(p for p in (tmp_path / "cells").glob("*.json") if "limit" not in p.name)
     for json_too in ([], ["--json"]):
         path.write_bytes(path.read_bytes()[:-9])

@@ -17,12 +17,15 @@ from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
 from ..frame.task import Task
 from ..plots import NAMES, bars, look
+from ..store import NUMBER
 from ..study import Flat, Setting, Sizes, StudyError
 from .base import UNKNOWN, VARIABLES, ClauseStudy, require_distinct
 from .finding import Finding, Measured, Picture, Table, number_in, number_of
 from .panels import legend_outside, page
 from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
 
+# What a cell holds, for reading it back.
+FORM = {"rows": [{"step": int, "variable": str, "change": [NUMBER]}], "diverged": int}
 Key = tuple[float, int, int]  # eps, L, H
 
 
@@ -139,6 +142,7 @@ class Influence(ClauseStudy):
             redraws,
             (setting, depth, heads, range(seeds), self.root_seed, self.place),
             (eps, depth, heads, dataclasses.asdict(self.setting), seeds, self.root_seed),
+            FORM,
             cost=depth,
             seconds=SECONDS_A_UNIT * cell_cost(study, depth, setting.stored),
         )

@@ -14,6 +14,7 @@ from ipslimit.measure.rates import Trend, fit_trend
 from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.task import Task
 from ..plots import cells_of
+from ..store import NUMBER
 from ..study import Flat, Setting, Sizes, StudyError
 from ..sweep import SweepResult
 from .base import UNKNOWN, ClauseStudy, fit_rows, measured_fit, require_distinct, sweep_notes, told
@@ -35,6 +36,8 @@ from .sharpness_figure import figure
 SEARCHED = Sizes((8, 32, 128), (4,), 32)
 QUICK_AFRESH = ((8, 32, 128, 512), (4, 1024))
 FULL_AFRESH = ((8, 32, 128, 512, 2048), (4, 1024))
+ZEROS = ("double", "simple")
+TURNED_FORM = {f"{zero}{what}": [NUMBER] for zero in ZEROS for what in ("", " predicted")}
 BATCH = 16  # random problems that make one cell
 
 
@@ -187,6 +190,7 @@ class Sharpness(ClauseStudy):
                 turned_shares,
                 (setting, depth, heads, seeds, self.root_seed, self.place),
                 key,
+                TURNED_FORM,
                 cost=depth,
                 seconds=self._seconds(setting, Sizes((depth,), (heads,), seeds)),
             )
@@ -197,7 +201,7 @@ class Sharpness(ClauseStudy):
             {"L": depth, "H": heads, "zero": zero}
             | compared(shares[zero], shares[f"{zero} predicted"])
             for depth, shares in found.items()
-            for zero in ("double", "simple")
+            for zero in ZEROS
         ]
         return rows, damaged
 
@@ -207,24 +211,24 @@ class Sharpness(ClauseStudy):
         settings = {lr: self.setting.varied(lr=lr) for lr in self.lrs}
         firsts = range(0, self.restart_count, BATCH)
 
-        def task(name: str, lr: float, function: Callable, of: object, count: int, *key) -> Task:
+        def task(lr: float, name: str, function: Callable, of: object, form: list, count: int):
             return Task(
                 name,
                 function,
                 (settings[lr], sizes, self.place, of),
-                (dataclasses.asdict(settings[lr]), dataclasses.asdict(sizes), *key),
+                (dataclasses.asdict(settings[lr]), dataclasses.asdict(sizes), count),
+                form,
                 cost=count,
                 seconds=count * self._seconds(settings[lr], sizes),
             )
 
         def restarts(lr: float, first: int) -> Task:
             points = range(first, min(first + BATCH, self.restart_count))
-            name = f"restarts-{first}"
-            return task(name, lr, slopes_at_random, points, len(points), len(points))
+            return task(lr, f"restarts-{first}", slopes_at_random, points, [NUMBER], len(points))
 
         def ascent(lr: float, i: int) -> Task:
-            count = 1 + self.try_count
-            return task(f"ascent-{i}", lr, ascent_from, (i, self.try_count), count, self.try_count)
+            tries, form = self.try_count, [(list, *NUMBER)]
+            return task(lr, f"ascent-{i}", ascent_from, (i, tries), form, tries)
 
         tasks = {(lr, first): restarts(lr, first) for lr in self.lrs for first in firsts}
         slopes, damaged = self.computed(f"{self.NAME}, search", tasks, progress)
@@ -313,7 +317,7 @@ def measured(results: dict, turned: list[dict], windows: list[dict]) -> list[Mea
         if fit := exponent(results, name, eps, "x", "L", "bias"):
             theory = "at most -1; at a double zero -1/2 while 1/L exceeds eps"
             found.append(Measured.fit(f"{name}, eps {eps:g}: bias of x in L", theory, fit))
-    found += [trend for zero in ("double", "simple") if (trend := turned_trend(turned, zero))]
+    found += [trend for zero in ZEROS if (trend := turned_trend(turned, zero))]
     for row in windows:
         if row["rank"] == 0:
             what = (
@@ -342,9 +346,7 @@ def sentence(
     for lr in study.lrs:
         own = [row for row in windows if (row["lr"], row["rank"]) == (lr, 0)]
         parts.append(f"slowest found at lr {lr:g}, {_history(own)}")
-    texts = [
-        f"{zero} {trend}" for zero in ("double", "simple") if (trend := turned_trend(turned, zero))
-    ]
+    texts = [f"{zero} {trend}" for zero in ZEROS if (trend := turned_trend(turned, zero))]
     off = max(
         (abs(row["share"] / row["predicted"] - 1) for row in turned if row["predicted"]),
         default=math.nan,
