@@ -110,7 +110,7 @@ def test_rules_are_compared_side_by_side(file, tmp_path):
         ('"""Do the', 'HOW = """Do the', "lacks a docstring"),
         ("@dataclasses.dataclass(frozen=True)", "", "sets setting, which is none of its fields"),
         ("setting: Setting", "setting", "sets setting, which is none of its fields"),
-        ("(VariedStudy)", "", "must name a class of ipslimit.ClauseStudy"),
+        ("(VariedStudy)", "", "Define Temperature(ClauseStudy) there"),
         ("class Temperature", "class Heat", "Use {}:Heat"),
         ("import dataclasses", "import nothing_at_all", "raised ModuleNotFoundError"),
     ],
@@ -148,7 +148,7 @@ def test_cells_of_a_setting_of_ones_own_are_those_of_its_text(file, tmp_path):
 
     def cells(body):
         setting = own_class("setting", file(text.format(body))[:-11] + "Mine", Setting)()
-        return Sweep(Study(setting), tmp_path / "out", "cpu").lock_path
+        return Sweep(Study(setting), tmp_path, "cpu")._limit_path
 
     assert cells("A") == cells("A") != cells("B")
 

@@ -26,8 +26,6 @@ from .finding import Finding, Measured, Picture, Table, counted_steps, number_of
 from .panels import legend, page, scatter
 from .varied import VariedStudy, scale_figure
 
-QUICK_EPS = (1e-1, 1e-2, 1e-4, 1e-8)
-FULL_EPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 # -1/4 is what flips of sign alone would give
 LEVELS = {
     term: (*values, -0.25) if term[0] == "fluctuation" else values
@@ -70,6 +68,8 @@ class Epsilon(VariedStudy):
 
     NAME: ClassVar[str] = "epsilon"
     VARY: ClassVar[str] = "eps"
+    VALUES: ClassVar[tuple[float, ...]] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+    QUICK_VALUES: ClassVar[tuple[float, ...]] = (1e-1, 1e-2, 1e-4, 1e-8)
     VARIED: ClassVar[dict[str, str]] = {"eps": "Use --eps-values."}
     TITLE: ClassVar[str] = "Small eps, and raw gradients"
     THEORY: ClassVar[str] = (
@@ -82,7 +82,8 @@ class Epsilon(VariedStudy):
 
     @property
     def values(self) -> dict[str, float]:
-        return {f"{eps:g}": eps for eps in self.chosen("eps_values", QUICK_EPS, FULL_EPS)}
+        given = self.eps_values
+        return super().values if given is None else {f"{eps:g}": eps for eps in given}
 
     def check(self) -> None:
         if self.eps_values is not None:
