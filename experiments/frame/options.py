@@ -135,6 +135,7 @@ def fits(value: object, hint: object) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
+@functools.cache
 def help_of(kind: Callable) -> dict[str, str]:
     """What parameters and fields are for: the text below a field, or of the "Parameters" section.
 
