@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
+import importlib
 import io
 import operator
 import sys
@@ -13,129 +15,36 @@ from typing import Annotated, NoReturn
 
 import tyro
 
-from ipslimit.checks import NoRoom, require_int, require_real, resolve_device
-from ipslimit.cpu.dispatch import wanted_path
+from ipslimit import __version__
 
-from .backbone.command import BackboneCommand
-from .boundary.command import BoundaryCommand
-from .compare import Compared, compare, write_comparison
-from .engines import EngineFailed, choose_engine
-from .gauge.command import GaugeCommand
-from .memory import GIB
-from .rebalance.command import RebalanceCommand
-from .store import CannotWrite, prepare_folder
-from .studies.command import StudyCommand
-from .studies.report import ReportCommand
-from .study import Flat, Study, StudyError
-from .summary import summary
-from .sweep import Sweep, write_results
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepCommand:
-    """Sweep depth and heads against the limit; fit and plot the convergence rates.
-
-    Finished cells are kept in OUT/cells: run the same command again to resume. In Python,
-    Study.from_dict gives back the study that OUT/config.json holds at "study".
-    """
-
-    study: Annotated[Study, Flat] = Study()
-    out: Path = Path("results/sweep")
-    """Folder for config.json, results.csv, rates.json, rates.png and the cells."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    workers: int | None = None
-    """Worker processes, 1 for none (default: one a processor if that pays)."""
-    scheduler: str | None = None
-    """Compute on the workers of this Dask scheduler, tcp://host:port."""
-    memory: float | None = None
-    """GiB for all that is computed at a time (default: most of what is free)."""
-    verbose: bool = False
-    """Print every fit, not only the headline."""
-
-    def check(self) -> None:
-        self.study.check()
-        prepare_folder(self.out)
-        resolve_device(self.device)
-        if self.memory is not None:
-            require_real("memory", self.memory, 0.0, include_low=False)
-        if self.workers is not None:
-            require_int("workers", self.workers)
-
-    def run(self) -> None:
-        engine = None
-        if self.workers is not None or self.scheduler is not None:
-            engine = choose_engine(self.workers, self.scheduler)
-        memory = None if self.memory is None else int(self.memory * GIB)
-        result = Sweep(self.study, self.out, self.device, engine, memory).run()
-        write_results(result, self.study, self.out, self.device)
-        print(summary(result, everything=self.verbose))
-        files = "config.json, results.csv, weak.csv, rates.json, rates.png, rates.pdf"
-        print(f"\nwritten to {self.out}: {files}")
-
-
-@dataclasses.dataclass(frozen=True)
-class CompareCommand:
-    """Lay one (L, H) on the limit: token paths over depth and the error along them.
-
-    Several rules side by side: --rule adamw --against sbo.
-    """
-
-    pair: Annotated[Compared, Flat] = Compared()
-    out: Path = Path("results/compare")
-    """Folder for config.json, paths.csv, errors.csv and compare.png."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-    def check(self) -> None:
-        self.pair.check()
-        prepare_folder(self.out)
-        resolve_device(self.device)
-
-    def run(self) -> None:
-        comparisons = compare(self.pair, self.device)
-        write_comparison(comparisons, self.pair, self.out, self.device)
-        for comparison in comparisons:
-            limit = comparison.limit
-            print(f"{comparison.rule}, limit: {limit.message}, {limit.grid.elements} elements")
-            if limit.quadrature_error:
-                print(
-                    f"{comparison.rule}, limit: quadrature error over heads "
-                    f"{limit.quadrature_error:.1e} (largest component) with {limit.nodes} nodes: "
-                    "raise --nodes to lower it"
-                )
-            print(f"{comparison.rule}, particles: {comparison.run.status}")
-            for note in comparison.run.notes:
-                print(f"{comparison.rule}, particles: {note}")
-            rows = comparison.error_rows()
-            for case in comparison.cases():
-                chosen = [row for row in rows if (row["step"], row["variable"]) == case]
-                worst = max(chosen, key=lambda row: row["rms"])
-                quadrature = worst["quadrature_error"]
-                note = f", quadrature error of the limit {quadrature:.1e}" if quadrature else ""
-                print(
-                    f"step {case[0]} {case[1]}: rms error {worst['rms']:.3e} at layer "
-                    f"{worst['r']}{note}"
-                )
-        files = "config.json, compare.png, compare.pdf, errors.csv, paths.csv"
-        print(f"\nwritten to {self.out}: {files}")
-
-
+# Where the class of a command is. Only the chosen one is imported: torch alone takes a second.
 COMMANDS = {
-    "sweep": SweepCommand,
-    "compare": CompareCommand,
-    "study": StudyCommand,
-    "report": ReportCommand,
-    "boundary": BoundaryCommand,
-    "backbone": BackboneCommand,
-    "rebalance": RebalanceCommand,
-    "gauge": GaugeCommand,
+    "sweep": "sweep_command:SweepCommand",
+    "compare": "compare_command:CompareCommand",
+    "study": "studies.command:StudyCommand",
+    "report": "studies.report:ReportCommand",
+    "boundary": "boundary.command:BoundaryCommand",
+    "backbone": "backbone.command:BackboneCommand",
+    "rebalance": "rebalance.command:RebalanceCommand",
+    "gauge": "gauge.command:GaugeCommand",
 }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["--version"]:
+        print(f"ipslimit {__version__}")
+        return
     command = _parsed(arguments)
+    # after the parser, which needs no torch for a list of commands
+    from ipslimit.checks import NoRoom
+    from ipslimit.cpu.dispatch import wanted_path
+
+    from .engines import EngineFailed
+    from .store import CannotWrite
+    from .study import StudyError
+
     try:
         wanted_path()  # the environment's settings are arguments too
         command.check()
@@ -158,21 +67,40 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(130, "interrupted; finished cells are kept, run the same command again to resume")
 
 
-def _parsed(arguments: list[str] | None):
+def command_class(name: str) -> type:
+    """The class of a command, imported."""
+    module, _, kind = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), kind)
+
+
+def _stand_in(name: str) -> type:
+    """For a command that is not chosen: without options, and with its words in the list."""
+    module, _, kind = COMMANDS[name].partition(":")
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    classes = ast.parse(path.read_text(encoding="utf-8")).body
+    (text,) = (ast.get_docstring(c) for c in classes if getattr(c, "name", None) == kind)
+    return dataclasses.make_dataclass(kind, [], namespace={"__doc__": text})
+
+
+def _parsed(arguments: list[str]):
     """The command that the arguments ask for."""
+    needed = [word for word in arguments if word in COMMANDS][:1]
+    if any(word.startswith("--tyro-") for word in arguments):  # a shell's completion: of all
+        needed = COMMANDS
+    commands = {name: (command_class if name in needed else _stand_in)(name) for name in COMMANDS}
     written = io.StringIO()
     try:
         with contextlib.redirect_stderr(written):
             return tyro.cli(
                 functools.reduce(
                     operator.or_,
-                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in COMMANDS.items()),
+                    (Annotated[c, tyro.conf.subcommand(name)] for name, c in commands.items()),
                 ),
                 prog="ipslimit",
                 description="How fast deep, many-headed transformers approach their mean-field "
-                "limit.",
+                "limit. Options of a command: ipslimit COMMAND --help. Version: --version.",
                 args=arguments,
-                config=(Flat, tyro.conf.OmitSubcommandPrefixes),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
             )
     except SystemExit as leaving:
         if not leaving.code:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun, train_particles
 from ipslimit.checks import require_int, require_real, resolve_device
@@ -23,6 +19,10 @@ from .provenance import provenance
 from .store import finite, prepare_folder, write_csv, write_figure, write_json
 from .study import RULES, Flat, Setting, StudyError
 from .together import write_together
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
@@ -140,6 +140,10 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
 
     A row per step and variable; a column of paths per rule, and one of errors.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     first = comparisons[0]
     cases, rules = first.cases(), len(comparisons)
     figure = Figure(
