@@ -46,8 +46,7 @@ def test_the_list_of_commands_and_the_version_import_nothing_slow():
 
 
 def test_the_help_of_a_command_imports_neither_figures_nor_compilers():
-    names = [name for name in COMMANDS if name not in ("study", "report")]  # which draw at once
-    assert not {"matplotlib", "numba"} & set(imported(*([name, "--help"] for name in names)))
+    assert not {"matplotlib", "numba"} & set(imported(*([name, "--help"] for name in COMMANDS)))
 
 
 def test_importing_the_package_imports_nothing_slow_and_its_names_are_all_there():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Annotated, ClassVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ipslimit.measure.rates import MARGIN, equivalence, exponent_differences
 
@@ -17,6 +15,9 @@ from .base import ClauseStudy, find_fit, fit_rows, sweep_notes, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import curve, dots, label, legend_outside, page
 from .rates import refusals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NORMS = ("rms", "sup")
 TERMS = (("bias", "L"), ("fluctuation", "L"), ("fluctuation", "H"))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from ipslimit.measure.fluctuation import is_linear
 
@@ -16,6 +14,9 @@ from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table
 from .panels import label, legend, legend_outside, page, rms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # From this L H on the ratios are summed up; smaller cells are in table and figure.
 ASYMPTOTIC = 500
@@ -279,6 +280,8 @@ def figure(rows: list[dict], steps, words: str) -> Figure:
 
 def trend_figure(rows: list[dict], trends: list[dict], steps, words: str) -> Figure:
     """sqrt(L H) x predicted against L, and the power of L that was fitted; a column a step."""
+    from matplotlib.ticker import NullLocator
+
     out, axes = page(2, len(steps), 2.0, words, sharex=True)
     for column, step in enumerate(steps):
         for axis, variable in zip(axes[:, column], "xp", strict=True):

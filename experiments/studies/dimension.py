@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit.checks import require_int
 from ipslimit.measure.rates import Trend
@@ -27,6 +26,9 @@ from .families import (
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RULES = ("adamw", "block-adamw")
 FAMILIES = ("embedded", "full")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit import AdamW, BlockAdamW, train_particles
 from ipslimit.checks import require_real
@@ -22,6 +21,9 @@ from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, to
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import label, legend, page
 from .rates import refusals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QUICK_EPS = (1e-1, 1e-2, 1e-4, 1e-8)
 FULL_EPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)

@@ -6,14 +6,16 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from ipslimit.measure.rates import RateFit, Share, Trend
 
 from ..provenance import provenance
 from ..store import DamagedFile, finite, require_form, write_csv, write_figure, write_json
 from ..together import read_json, read_together, write_together
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE = "finding.json"
 # What the page shows of a finding, for reading it back.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ipslimit.checks import require_real, resolve_device
 from ipslimit.measure.rates import RateFits, fit_rates
@@ -22,6 +20,10 @@ from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table
 from .panels import label, legend_outside, page
 from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 VARIABLES = ("x", "p", "theta")
 Key = tuple[float, int, int]  # eps, L, H

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ..plots import BIAS, NAMES, caption, cells_of, legend_below, log_axes, look, series
 from ..study import Flat, Setting, Sizes
@@ -14,6 +12,9 @@ from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, to
 from .finding import Finding, Picture, Table, counted_steps
 from .panels import label, page, rms
 from .rates import refusals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LAWS = ("xavier", "truncated-normal")
 TERMS = {

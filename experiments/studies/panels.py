@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..plots import SMALL, TEXT, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 7.2  # inches of a page
 
@@ -18,6 +21,8 @@ def page(
     rows: int, columns: int, height: float, title: str, **options
 ) -> tuple[Figure, np.ndarray]:
     """A figure of the page's width and its axes (rows, columns); `height` is that of a row."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(WIDTH, height * rows + 0.3), dpi=200, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for axis in axes.flat:

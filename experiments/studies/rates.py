@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from ..plots import (
     BIAS,
@@ -28,6 +26,9 @@ from ..sweep import SweepResult
 from .base import ClauseStudy, find_fit, fit_rows, measured_fit, sweep_notes, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import dots, label, legend_outside, page, rms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VARIABLES = ("x", "p", "theta")
 NORMS = ("rms", "sup")
@@ -309,6 +310,8 @@ def _guide(axis) -> None:
 
 
 def crossover_figure(result: SweepResult, steps, words: str) -> Figure:
+    from matplotlib.ticker import NullLocator
+
     figure, axes = page(2, len(steps), 1.9, words, sharex=True, sharey=True)
     image = None
     for row, variable in zip(axes, "xp", strict=True):

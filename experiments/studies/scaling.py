@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 from ipslimit import Atoms, Heads, Problem, train_particles
 from ipslimit.checks import require_real
@@ -23,6 +21,9 @@ from ..study import Flat, Setting, Sizes
 from .base import ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Measured, Picture, Table
 from .panels import label, legend, page, rms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Seeds trained at a time: their heads, not their states, are what takes memory.
 TOGETHER = 32
@@ -244,6 +245,8 @@ def sentence(slopes: list[dict]) -> str:
 
 
 def figure(rows: dict, fits: dict[float, RateFits], slopes: list[dict], words: str) -> Figure:
+    from matplotlib import colormaps
+
     out, axes = page(1, 2, 3.0, words, width_ratios=(1.3, 1))
     left, right = axes[0]
     sizes = [cells_of(table, 0, "x").get("fluctuation", {}) for table in rows.values()]

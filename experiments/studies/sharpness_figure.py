@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..plots import NAMES, SMALL, cells_of, log_axes, look, triangle
 from .degenerate import DEGENERATE, exponent, scaled_curve
 from .panels import label, legend, page, rms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def figure(results: dict, afresh: dict, windows: list[dict], step: int) -> Figure:
@@ -73,6 +75,8 @@ def _guides(axis: Axes, values: Sequence[float]) -> None:
 
 
 def _collapse(axis: Axes, results: dict, name: str) -> None:
+    from matplotlib import colormaps
+
     power = DEGENERATE[name][1]
     values = [eps for n, eps in results if n == name]
     for i, eps in enumerate(values):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit.measure.rates import Trend, fit_trend
 
@@ -18,6 +17,9 @@ from .base import ClauseStudy, find_fit, fit_rows, sweep_notes
 from .finding import Finding, Measured, Picture, Table
 from .panels import dots, label, legend, legend_outside, page, rms
 from .rates import refusals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Steps 0 and 1 belong to no trend yet: Adam's first step is a sign up to eps.
 CLEARLY = 1.25  # times the misfit of the other
