@@ -1,13 +1,15 @@
 # make sweep: measure the convergence rates of the default study; results in results/sweep
 # make report: all studies, in --quick size, as one page: results/report/report.html
 # make test:  run the tests           make test-all: with the slow ones
+# make test-oldest: the tests on the oldest versions that setup.cfg allows, with PYTHON=python3.10
+#             to 3.12; where pip finds torch for CUDA alone, it fetches 3 GB
 # make stress: kill sweeps, workers and schedulers, fill disks; compare engines; measure memory
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep report test test-all stress bench lint clean
+.PHONY: sweep report test test-all test-oldest stress bench lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -22,6 +24,9 @@ test: .venv/installed
 test-all: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "slow or not slow"
 
+test-oldest: .venv-oldest/installed
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n auto
+
 stress: .venv/installed
 	$(BIN)/python -m pytest -q -m "slow or not slow" \
 		tests/test_stress.py tests/test_engines.py tests/test_memory.py
@@ -34,12 +39,14 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-.venv/installed: setup.cfg pyproject.toml constraints.txt
+.venv/installed: constraints.txt
+.venv-oldest/installed: constraints-oldest.txt
+.venv/installed .venv-oldest/installed: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("ipslimit needs Python >= 3.10; set PYTHON=python3.12, say" \
 		if sys.version_info < (3, 10) else 0)'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,text]"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q -c $(filter constraints%,$^) -e ".[dev,text]"
 	@touch $@
 
 clean:
-	rm -rf .venv results
+	rm -rf .venv .venv-oldest results

@@ -27,8 +27,8 @@ _MADE = {f"{choice.what}_{part}" for choice in CHOICES for part in ("options", "
 _NOT_GIVEN = ("",)
 
 
-class BadSetting(Exception):
-    """Arguments that make no setting; the message is one line that says why."""
+class _BadSetting(Exception):
+    """Arguments that make no setting: no ValueError, of which tyro would make words of its own."""
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def settings_from(arguments: Sequence[str]) -> Iterator[None]:
 
     Raises
     ------
-    BadSetting
+    ValueError
         Also out of `tyro.cli`: for an unknown rule or law, and for options of others.
     """
     chosen = {choice.what: _last(arguments, f"--{choice.what}") for choice in CHOICES}
@@ -53,7 +53,7 @@ def settings_from(arguments: Sequence[str]) -> Iterator[None]:
         try:
             fields = list(_fields(base, chosen, beside.names))
         except (TypeError, ValueError) as error:
-            raise BadSetting(str(error)) from error
+            raise _BadSetting(str(error)) from error
         # others' options are parsed to be refused with the reason, and have no place in the help
         others = {} if helping else _flags_of_others(beside.names.union(f.name for f in fields))
         fields += [StructFieldSpec(name, tuple[str, ...], _NOT_GIVEN) for name in others]
@@ -65,8 +65,11 @@ def settings_from(arguments: Sequence[str]) -> Iterator[None]:
         make.__doc__ = inspect.getdoc(type(base)).split("\n\n")[0]
         return StructConstructorSpec(make, tuple(fields))
 
-    with registry:
-        yield
+    try:
+        with registry:
+            yield
+    except _BadSetting as error:
+        raise ValueError(str(error)) from error
 
 
 class _Others:
@@ -162,7 +165,7 @@ def _made(kind: type[Setting], values: dict[str, object], other: str | None) -> 
     try:
         setting = kind(**values)
         if other is not None:
-            raise BadSetting(setting.refusal(other, "--" + other.replace("_", "-")))
+            raise _BadSetting(setting.refusal(other, "--" + other.replace("_", "-")))
         return setting
     except (TypeError, ValueError) as error:
-        raise BadSetting(str(error)) from error
+        raise _BadSetting(str(error)) from error

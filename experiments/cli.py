@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 import functools
+import importlib
 import io
 import operator
 import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
 
-from ipslimit.checks import NoRoom
-from ipslimit.cpu.dispatch import wanted_path
+from ipslimit import __version__
 
-from .arguments import BadSetting, settings_from
-from .backbone.command import BackboneCommand
-from .boundary.command import BoundaryCommand
-from .compare_command import CompareCommand
-from .engines import EngineFailed
-from .gauge.command import GaugeCommand
-from .rebalance.command import RebalanceCommand
-from .store import CannotWrite
-from .studies.command import StudyCommand, study_command
-from .studies.report import ReportCommand
-from .study import Flat, StudyError
-from .sweep_command import SweepCommand
-
+# Where the class of a command is. Only the chosen one is imported: torch alone takes a second.
 COMMANDS = {
-    "sweep": SweepCommand,
-    "compare": CompareCommand,
-    "study": StudyCommand,
-    "report": ReportCommand,
-    "boundary": BoundaryCommand,
-    "backbone": BackboneCommand,
-    "rebalance": RebalanceCommand,
-    "gauge": GaugeCommand,
+    "sweep": "sweep_command:SweepCommand",
+    "compare": "compare_command:CompareCommand",
+    "study": "studies.command:StudyCommand",
+    "report": "studies.report:ReportCommand",
+    "boundary": "boundary.command:BoundaryCommand",
+    "backbone": "backbone.command:BackboneCommand",
+    "rebalance": "rebalance.command:RebalanceCommand",
+    "gauge": "gauge.command:GaugeCommand",
 }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["--version"]:
+        print(f"ipslimit {__version__}")
+        return
     command = _parsed(arguments)
+    # after the parser, which needs no torch for a list of commands
+    from ipslimit.checks import NoRoom
+    from ipslimit.cpu.dispatch import wanted_path
+
+    from .engines import EngineFailed
+    from .store import CannotWrite
+    from .study import StudyError
+
     try:
         wanted_path()  # the environment's settings are arguments too
         command.check()
@@ -64,16 +68,34 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(130, "interrupted; finished cells are kept, run the same command again to resume")
 
 
-def _parsed(arguments: list[str] | None):
+def command_class(name: str) -> type:
+    """The class of a command, imported."""
+    module, _, kind = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), kind)
+
+
+def _stand_in(name: str) -> type:
+    """For a command that is not chosen: without options, and with its words in the list."""
+    module, _, kind = COMMANDS[name].partition(":")
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    classes = ast.parse(path.read_text(encoding="utf-8")).body
+    (text,) = (ast.get_docstring(c) for c in classes if getattr(c, "name", None) == kind)
+    return dataclasses.make_dataclass(kind, [], namespace={"__doc__": text})
+
+
+def _parsed(arguments: list[str]):
     """The command that the arguments ask for."""
+    needed = [word for word in arguments if word in COMMANDS][:1]
+    if any(word.startswith("--tyro-") for word in arguments):  # a shell's completion: of all
+        needed = COMMANDS
+    commands = {name: (command_class if name in needed else _stand_in)(name) for name in COMMANDS}
     written = io.StringIO()
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        commands = COMMANDS | {"study": study_command(given)}
-    except ValueError as error:
-        _leave(2, error)
-    try:
-        with contextlib.redirect_stderr(written), settings_from(given):
+        if "study" in needed:  # perhaps one of the user's own
+            commands["study"] = importlib.import_module(
+                ".studies.command", __package__
+            ).study_command(arguments)
+        with contextlib.redirect_stderr(written), _settings(needed, arguments):
             return tyro.cli(
                 functools.reduce(
                     operator.or_,
@@ -81,16 +103,25 @@ def _parsed(arguments: list[str] | None):
                 ),
                 prog="ipslimit",
                 description="How fast deep, many-headed transformers approach their mean-field "
-                "limit.",
+                "limit. Options of a command: ipslimit COMMAND --help. Version: --version.",
                 args=arguments,
-                config=(Flat, tyro.conf.OmitSubcommandPrefixes),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
             )
-    except BadSetting as error:
+    except ValueError as error:
         _leave(2, error)
     except SystemExit as leaving:
         if not leaving.code:
             raise
         _leave(2, _in_one_line(written.getvalue()))
+
+
+def _settings(needed: Collection[str], arguments: Sequence[str]):
+    """What makes settings of the arguments, where a command is chosen."""
+    if not needed:
+        return contextlib.nullcontext()
+    from .arguments import settings_from  # with torch
+
+    return settings_from(arguments)
 
 
 def _in_one_line(box: str) -> str:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from ipslimit import ParticleRun
 from ipslimit.checks import require_int, require_real, resolve_device
@@ -27,6 +23,10 @@ from .memory import seeds_that_fit
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name, short_name
 from .provenance import provenance
 from .study import Flat, Setting, Sizes, Study, StudyError
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
 ERROR_COLUMNS = [
@@ -144,6 +144,10 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
 
     A row per step and variable; a column of paths per rule, and one of errors.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     first = comparisons[0]
     cases, rules = first.cases(), len(comparisons)
     figure = Figure(

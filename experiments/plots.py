@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import RateFit, RateFits
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe & Ito's palette; markers repeat the distinction for readers without colour.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -32,6 +32,8 @@ def rates_figure(result, study) -> Figure:
     Points are rms over seeds, bands the middle half of the seeds, lines the fits over their
     window. `result` is an `experiments.sweep.SweepResult`, `study` its `Study`.
     """
+    from matplotlib.figure import Figure
+
     setting = study.setting
     cases = [(step, variable) for step in setting.recorded for variable in "xp"]
     figure = Figure(figsize=(7.2, 2.6 * len(cases)), dpi=200, layout="constrained")
@@ -198,6 +200,9 @@ def look(index: int, count: int = 0) -> dict:
 
 def shade(index: int, count: int) -> str:
     """The colour of one of `count` curves that have an order."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
     return to_hex(colormaps["viridis"](0.9 * index / max(1, count - 1)))
 
 
@@ -280,6 +285,8 @@ def series(axis: Axes, points: dict, fit: RateFit | None, style: dict, name: str
 
 def log_axes(axis: Axes, sizes: list[float]) -> None:
     """Logarithmic axes, the sizes themselves as ticks."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.xaxis.set_major_locator(FixedLocator(sizes))

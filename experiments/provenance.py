@@ -6,7 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-import numba
 import numpy
 import scipy
 import torch
@@ -36,6 +35,8 @@ def provenance(device: object = "auto") -> dict:
     that were found finished may come from another version or machine: it decides no cell's name,
     since what it changes is rounding.
     """
+    import numba  # slow to import, and help needs no versions
+
     device = resolve_device(device)
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     machine = {

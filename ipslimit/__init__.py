@@ -9,63 +9,37 @@ import os as _os
 _os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 from ._version import __version__
-from .measure.rates import fit_rates
-from .model.attention import attention_field, attention_vjp
-from .model.heads import Heads
-from .model.laws import Atoms, Law, SampledLaw, TruncatedNormal, XavierUniform
-from .model.particles import train_particles
-from .model.problem import Problem
-from .model.rules import (
-    SGD,
-    AdamW,
-    BlockAdamW,
-    ElementwiseRule,
-    Lion,
-    Muon,
-    Rebalance,
-    Rule,
-    SBOAdamW,
-)
-from .model.runs import ParticleRun
-from .model.units import Units
 
-__all__ = [
-    "SGD",
-    "AdamW",
-    "Atoms",
-    "BlockAdamW",
-    "BoundaryProbe",
-    "ElementwiseRule",
-    "Heads",
-    "Law",
-    "Lion",
-    "Muon",
-    "ParticleRun",
-    "Problem",
-    "Rebalance",
-    "Rule",
-    "SBOAdamW",
-    "SampledLaw",
-    "TruncatedNormal",
-    "Units",
-    "XavierUniform",
-    "__version__",
-    "attention_field",
-    "attention_vjp",
-    "fit_rates",
-    "train_particles",
-]
+# Module -> its names that are this package's too. They are imported on first use: torch takes a
+# second, and `ipslimit --help` needs none.
+_NAMES = {
+    "measure.rates": "fit_rates",
+    "model.attention": "attention_field attention_vjp",
+    "model.heads": "Heads",
+    "model.laws": "Atoms Law SampledLaw TruncatedNormal XavierUniform",
+    "model.particles": "train_particles",
+    "model.problem": "Problem",
+    "model.rules": "SGD AdamW BlockAdamW ElementwiseRule Lion Muon Rebalance Rule SBOAdamW",
+    "model.runs": "ParticleRun",
+    "model.units": "Units",
+    "torchmodels.probe": "BoundaryProbe",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+# Rooms of the package, which need not be imported by themselves.
+_ROOMS = "checks compilation cpu measure model nn optim torchmodels".split()
 
-# What only torch models need is imported on first use.
-_LAZY = {"BoundaryProbe": "torchmodels.probe", "nn": "", "optim": "", "torchmodels": ""}
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str):
-    if name not in _LAZY:
+    if name in _HOMES:
+        value = getattr(_importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    elif name in _ROOMS:
+        value = _importlib.import_module(f".{name}", __name__)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _importlib.import_module(f".{_LAZY[name] or name}", __name__)
-    return getattr(module, name) if _LAZY[name] else module
+    return globals().setdefault(name, value)
 
 
 def __dir__():
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_HOMES, *_ROOMS})

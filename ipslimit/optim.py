@@ -1,11 +1,11 @@
 """Optimizers for any torch model, by the conventions of torch.optim."""
 
-from .torchmodels.find import FoundPairs, find_pairs
+from .torchmodels.pair_check import verify_pairs
+from .torchmodels.pair_search import FoundPairs, find_pairs
 from .torchmodels.pairs import Pair, Part, Side
 from .torchmodels.rescale import Balanced, balance, rescale_pair
 from .torchmodels.saggs import SAGGS
 from .torchmodels.sbo import SBOAdamW
-from .torchmodels.verify import verify_pairs
 
 __all__ = [
     "SAGGS",

@@ -17,7 +17,7 @@ from test_reviews import make_imdb
 
 from ipslimit.experiments.backbone.setting import BackboneSetting
 from ipslimit.experiments.boundary.experiment import BoundarySetting
-from ipslimit.experiments.cli import COMMANDS, main
+from ipslimit.experiments.cli import COMMANDS, command_class, main
 from ipslimit.experiments.engines import InProcess, OneThread, Processes
 from ipslimit.experiments.frame.command import Command, ExperimentCommand
 from ipslimit.experiments.frame.experiment import Experiment
@@ -294,7 +294,8 @@ def test_a_window_holds_what_is_measured_inside_it():
     }
 
 
-FRAMED = {name: c for name, c in COMMANDS.items() if issubclass(c, ExperimentCommand)}
+CLASSES = {name: command_class(name) for name in COMMANDS}
+FRAMED = {name: c for name, c in CLASSES.items() if issubclass(c, ExperimentCommand)}
 EVERY = [name for name in COMMANDS if name not in ("study", "report")]
 EVERY += [f"study {study.NAME}" for study in STUDIES]
 ENGINE = """
@@ -402,7 +403,7 @@ def test_options_that_all_have_mean_one_thing(name, tmp_path, monkeypatch):
 
 def kind_of(name):
     studies = {f"study {study.NAME}": study for study in STUDIES}
-    return studies.get(name) or COMMANDS[name]
+    return studies.get(name) or CLASSES[name]
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -81,7 +81,7 @@ def names_of(flag):
 @pytest.fixture
 def checked(monkeypatch):
     """Commands that check their settings and do nothing."""
-    for command in cli.COMMANDS.values():
+    for command in map(cli.command_class, cli.COMMANDS):
         monkeypatch.setattr(command, "run", lambda self: None)
 
 
@@ -125,7 +125,7 @@ def test_any_words_end_in_one_line(words):
     if {"-h", "--help"} & set(words):
         return
     with pytest.MonkeyPatch.context() as patch:
-        for command in cli.COMMANDS.values():
+        for command in map(cli.command_class, cli.COMMANDS):
             patch.setattr(command, "check", lambda self: None)
             patch.setattr(command, "run", lambda self: None)
         expect_one_line(*run(*words)[:2])

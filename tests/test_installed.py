@@ -2,17 +2,36 @@
 
 import ast
 import configparser
+import os
+import shutil
 import subprocess
 import sys
+import venv
+import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_are_declared():
+    extras = SETUP["options.extras_require"]
+    lists = [SETUP["options"]["install_requires"], *(extras[e] for e in ("text", "dev", "cluster"))]
+    declared = {tuple(line.split(" >= ")) for text in lists for line in text.split("\n") if line}
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert len(declared) == len(tested)
+    for name, oldest in declared:  # 0.60 is 0.60.0
+        assert f"{oldest}.0.0".startswith(tested[name]) and tested[name].startswith(oldest), name
+
+
 def test_every_folder_of_the_package_is_installed_under_its_name():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    listed = setup["options"]["packages"].split()
+    listed = SETUP["options"]["packages"].split()
     folders = [
         path.parent.relative_to(ROOT).as_posix()
         for room in ("ipslimit", "solvers", "experiments")
@@ -65,3 +84,93 @@ def test_imports_run_one_way():
                     names = [".".join([*outer, node.module or ""])]
                 for name in names:
                     assert not f"{name}.".startswith(tuple(f"{o}." for o in others)), (path, name)
+
+
+SCRIPT = """
+import ipslimit, solvers, torch
+from ipslimit import SGD, Atoms, Heads, Problem
+from ipslimit.solvers import solve_limit
+
+law = Atoms(Heads(*(0.1 * torch.ones(1, 2, 2) for _ in range(4))))
+problem = Problem(contexts=torch.ones(1, 2, 2), targets=torch.zeros(1, 2), law=law)
+limit = solve_limit(problem, SGD(lr=0.1), steps=1, tol=1e-3)
+print(limit.status, solvers.whose, ipslimit.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """A folder with this project's wheel, and one of another project's `solvers`."""
+    folder, sources = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("sources")
+    for name in ("ipslimit", "solvers", "experiments"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    build = "pip wheel -q --no-deps --no-build-isolation --no-index -w".split()
+    subprocess.run([sys.executable, "-m", *build, folder, sources], check=True)
+    about = "solvers-9.0.dist-info"
+    with zipfile.ZipFile(folder / "solvers-9.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("solvers/__init__.py", "whose = 'of another wheel'\n")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: solvers\nVersion: 9.0\n")
+        tags = "Root-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\n{tags}")
+        files = ["solvers/__init__.py", *(f"{about}/{n}" for n in ("METADATA", "WHEEL", "RECORD"))]
+        wheel.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in files))
+    return folder
+
+
+class Installed:
+    """An environment that has this project's wheel, and borrows what it needs from this one."""
+
+    def __init__(self, folder):
+        self.bin = folder / "bin"
+        venv.create(folder, symlinks=True)
+        (libraries,) = folder.glob("lib/python*/site-packages")
+        self.pip = [sys.executable, "-m", "pip", "--python", self.bin / "python"]
+        self.libraries = libraries
+
+    def install(self, wheel):
+        command = [*self.pip, "install", "-q", "--no-deps", "--no-index", wheel]
+        subprocess.run(command, check=True)
+
+    def borrow(self):
+        """Their own .pth files are not read, so that an editable install of this project is not."""
+        lent = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        (self.libraries / "borrowed.pth").write_text("\n".join(lent))
+
+    def run(self, *command, cwd):
+        own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        own["IPSLIMIT_KERNEL"] = "eager"  # nothing to compile
+        answer = subprocess.run(
+            [self.bin / command[0], *command[1:]], cwd=cwd, env=own, capture_output=True, text=True
+        )
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_works_beside_a_folder_and_beside_a_wheel_of_the_same_names(wheels, tmp_path):
+    user = Installed(tmp_path / "venv")
+    user.install(next(wheels.glob("ipslimit-*.whl")))
+    user.borrow()
+    folder = tmp_path / "mine"
+    for name in ("solvers", "experiments"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("whose = 'my own'\n")
+    (folder / "script.py").write_text(SCRIPT)
+
+    def works(whose):
+        answer = user.run("python", "script.py", cwd=folder)
+        assert answer.startswith(f"converged {whose} {user.libraries}"), answer
+        assert "sweep" in user.run("ipslimit", "--help", cwd=folder)
+        command = "compare --d 2 --m 1 --tokens 2 --contexts 1 --probes 0 --atoms 2 --steps 1"
+        command += " --tol 1e-2 --depth 4 --heads 2 --seeds 2 --device cpu"
+        assert "written to" in user.run("ipslimit", *command.split(), cwd=folder)
+
+    works("my own")
+    user.install(next(wheels.glob("solvers-*.whl")))
+    shutil.rmtree(folder / "solvers")
+    works("of another wheel")
+    subprocess.run([*user.pip, "uninstall", "-q", "-y", "solvers"], check=True)
+    (folder / "solvers.py").write_text("whose = 'my own again'\n")
+    works("my own again")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page
 from ..plots import COLOURS, MARKERS, SMALL
 from .results import GROUP, BackboneResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # beta2 from light to dark; the others in colours of their own
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b", "#000000")

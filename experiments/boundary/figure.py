@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..frame.plot import (
@@ -21,6 +21,10 @@ from ..frame.plot import (
 from ..plots import COLOURS, MARKERS, SMALL
 from .methods import METHODS
 from .results import BoundaryResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LOOKS = {method: {"color": COLOURS[i], "marker": MARKERS[i]} for i, method in enumerate(METHODS)}
 SMOOTH = 15  # steps of the running mean of curves

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..plots import SMALL, TEXT
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 DOTTED = {"color": "0.5", "lw": 0.8, "ls": ":"}
 DASHED = {"color": "0.5", "lw": 0.8, "ls": "--"}
@@ -19,6 +21,8 @@ BESIDE = {"textcoords": "offset points"}
 
 def page(rows: int, columns: int, height: float, **grid) -> tuple[Figure, np.ndarray]:
     """A figure as wide as a page, and its axes with small ticks."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.2, height), dpi=200, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **grid)
     for axis in axes.flat:
@@ -43,6 +47,8 @@ def note(axis: Axes, text: str, place: tuple[float, float], **options) -> None:
 
 def ticks_at(scale: Axis, values: Sequence[float]) -> None:
     """At these values alone, as plain numbers."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     scale.set_major_locator(FixedLocator(values))
     scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     scale.set_minor_locator(NullLocator())
@@ -50,6 +56,8 @@ def ticks_at(scale: Axis, values: Sequence[float]) -> None:
 
 def log_ticks(scale: Axis) -> None:
     """At 1, 2 and 5 of every power of ten, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     scale.set_minor_formatter(NullFormatter())

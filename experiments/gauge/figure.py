@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -12,6 +12,10 @@ from ..frame.plot import BESIDE, DOTTED, label, note, page, ticks_at
 from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption
 from .experiment import TREATMENTS
 from .results import GaugeResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STYLES = {"limit": {"ls": "-"}, "particles": {"ls": "--", "mfc": "white"}}
 # Exact zeros, which powers of two give, have no place on a log axis and are drawn here.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..frame.plot import label, page, running_mean
 from ..plots import COLOURS, SMALL, TEXT
 from .arms import ARMS, BY_NAME
 from .results import PAPER_INTERVAL, PAPER_PARAMETERS, RebalanceResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # colour, line, marker; the same in every panel
 LOOK = {

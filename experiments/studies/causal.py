@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ..frame.plot import label
 from ..plots import NAMES, along, cells_of, legend_below, log_axes, look, triangle
@@ -15,6 +13,9 @@ from .base import NORMS, find_fit, told
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import curve, page
 from .varied import VariedStudy, differences, verdicts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)

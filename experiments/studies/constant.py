@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.fluctuation import is_linear
@@ -17,6 +16,9 @@ from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table, number_in
 from .panels import legend, legend_outside, page, scatter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # From this L H on the ratios are summed up; smaller cells are in table and figure.
 ASYMPTOTIC = 500

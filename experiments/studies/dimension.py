@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ipslimit.checks import require_int
 
@@ -26,6 +24,9 @@ from .families import (
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
 from .panels import page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RULES = ("adamw", "block-adamw")
 # family -> what is told of it: "full" errors are shown over those at step 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit import train_particles
 from ipslimit.checks import require_real
@@ -25,6 +24,9 @@ from .base import GUIDES, VARIABLES, find_fit, notes_of, require_distinct, told
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_of
 from .panels import legend, page, scatter
 from .varied import VariedStudy, scale_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # -1/4 is what flips of sign alone would give
 LEVELS = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ipslimit.checks import require_int
 from ipslimit.measure.errors import root_mean_square
@@ -18,6 +17,9 @@ from ..study import Setting
 from ..sweep import SweepResult
 from .base import ClauseStudy, shared_caption, sweep_notes
 from .finding import number_in
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 VARIABLES, TERMS = ("x", "p"), ("fluctuation", "bias", "total")
 

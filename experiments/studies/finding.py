@@ -6,8 +6,7 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from ipslimit.measure.rates import RateFit, Share, Trend
 
@@ -15,6 +14,9 @@ from ..frame.outcome import Outcome
 from ..provenance import provenance
 from ..store import DamagedFile, require_form
 from ..together import read_json, read_together
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE = "finding.json"
 # What the page shows of a finding, for reading it back.

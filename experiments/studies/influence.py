@@ -6,10 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit.measure.rates import RateFits, fit_rates
 
@@ -23,6 +22,9 @@ from .base import UNKNOWN, VARIABLES, ClauseStudy, require_distinct
 from .finding import Finding, Measured, Picture, Table, number_in, number_of
 from .panels import legend_outside, page
 from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What a cell holds, for reading it back.
 FORM = {"rows": [{"step": int, "variable": str, "change": [NUMBER]}], "diverged": int}

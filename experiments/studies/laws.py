@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ipslimit.measure.errors import root_mean_square
 
@@ -17,6 +15,9 @@ from .base import BOUND, NORMS, find_fit, notes_of, told
 from .finding import Finding, Picture, Table, counted_steps
 from .panels import page
 from .varied import VariedStudy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)

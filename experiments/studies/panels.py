@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ipslimit.measure.errors import root_mean_square
 
@@ -15,6 +14,10 @@ from ..frame.plot import label
 from ..plots import SMALL, TEXT, fraction, look
 from .base import GUIDES
 from .finding import Measured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def page(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit.measure.errors import root_mean_square
 
@@ -40,6 +39,9 @@ from .base import (
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import exponents_figure, legend_outside, page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What is proved at initialisation, by [C]: (term, in) -> text.
 PROVED = {("bias", "L"): "-1", ("fluctuation", "L"): "-1/2", ("fluctuation", "H"): "-1/2"}

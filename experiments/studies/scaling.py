@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ipslimit import Atoms, Heads, train_particles
 from ipslimit.checks import require_real
@@ -25,6 +24,9 @@ from ..study import Flat, Setting, Sizes
 from .base import NORMS, ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Picture, Table, number_in
 from .panels import legend, page, scatter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Seeds trained at a time: their heads, not their states, are what takes memory.
 TOGETHER = 32

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ipslimit.measure.errors import root_mean_square
 
@@ -16,6 +15,10 @@ from .base import VARIABLES
 from .degenerate import DEGENERATE, exponent, scaled_curve
 from .panels import legend, page, scatter
 from .varied import against
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def figure(results: dict, afresh: dict, windows: list[dict], step: int) -> Figure:

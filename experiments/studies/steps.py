@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import product
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
@@ -20,6 +19,9 @@ from ..sweep import SweepResult
 from .base import NORMS, ClauseStudy, find_fit, fit_rows, notes_of
 from .finding import Finding, Measured, Picture, Table, number_in
 from .panels import exponents_figure, legend, page, scatter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Steps 0 and 1 belong to no trend yet: Adam's first step is a sign up to eps.
 CLEARLY = 1.25  # times the misfit of the other

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
-from matplotlib.figure import Figure
 
 from ipslimit import Problem, train_particles
 from ipslimit.checks import require_int, require_real
@@ -25,6 +24,9 @@ from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table, number_of
 from .panels import dots, legend, page
 from .worst import FrozenError, Search, costate_at_end, random_contexts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VARIABLES = ("x", "p")
 SETS = ("training", "random", "worst of the mean", "mean of the worst")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, ClassVar
 
 from ipslimit.checks import shown
 from ipslimit.measure.rates import MARGIN, equivalence, exponent_differences
@@ -30,6 +27,10 @@ from .base import (
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import dots, exponents_figure, legend, legend_outside, page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FACTOR = 20.0  # values that lie further apart are drawn on a log axis
 

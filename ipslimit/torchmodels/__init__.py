@@ -22,7 +22,7 @@ B / c do as well:
     projections    pairs out of the parameters of attention and of MLPs
     activations    which functions let a scale through
     sites          what kinds of modules have pairs
-    find, verify   find_pairs by these; verify_pairs on example inputs
+    pair_search    find_pairs by these;    pair_check: verify_pairs on example inputs
     exponents      how an optimizer's state scales with its parameter, and where it cannot
     followers      who keeps means of inputs, and is told of a rescaling
     rescale        rescale_pair, balance: parameters, gradients and state together

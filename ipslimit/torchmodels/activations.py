@@ -49,9 +49,10 @@ def refusal_of_activation(activation: object) -> str:
 @torch.no_grad()
 def _ratios(activation: Callable) -> list[tuple[float, torch.Tensor]]:
     """(c, f(c z) / f(z) where f(z) is not zero) for every scale; f(c z) = 0 = f(z) counts as 1."""
-    parameter = next(iter(activation.parameters()), None) if _is_module(activation) else None
-    look = {} if parameter is None else {"dtype": parameter.dtype, "device": parameter.device}
-    points = torch.tensor(_POINTS, **look) if look else torch.tensor(_POINTS, dtype=torch.float64)
+    owned = activation.parameters() if isinstance(activation, nn.Module) else ()
+    parameter = next(iter(owned), None)
+    points = torch.tensor(_POINTS, dtype=torch.float64)
+    points = points if parameter is None else points.to(parameter)
     base = activation(points)
     found = []
     for scale in _SCALES:
@@ -62,11 +63,7 @@ def _ratios(activation: Callable) -> list[tuple[float, torch.Tensor]]:
     return found
 
 
-def _is_module(activation: object) -> bool:
-    return isinstance(activation, nn.Module)
-
-
 def _name(activation: object) -> str:
-    if _is_module(activation):
+    if isinstance(activation, nn.Module):
         return f"the activation {type(activation).__name__}"
     return f"the activation {getattr(activation, '__name__', activation)!s}"

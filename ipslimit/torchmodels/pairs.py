@@ -171,6 +171,11 @@ class Pair:
         """All that is scaled, of both halves."""
         return self.first.parts + self.second.parts
 
+    @property
+    def powers(self) -> list[tuple[Part, int]]:
+        """(part, n) of all that is scaled: by c^n, where n is 1 in the first half and -1 else."""
+        return [(part, n) for side, n in zip(self, (1, -1), strict=True) for part in side.parts]
+
     def key(self) -> tuple:
         """Equal for pairs of equal blocks."""
         return tuple(tuple(part.key() for part in side.parts) for side in self)

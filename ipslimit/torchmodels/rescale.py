@@ -166,20 +166,19 @@ def rescale(
 
 def _factors(pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]):
     """(block of a tensor, its factor, what it is) of everything that goes along."""
-    for side, sign in ((pair.first, 1), (pair.second, -1)):
-        for part in side.parts:
-            parameter = part.parameter
-            yield part.of(parameter), _power(scale, sign), "parameter"
-            if parameter.grad is not None:
-                yield part.of(parameter.grad), _power(scale, -sign), "gradient"
-            if optimizer is None:
-                continue
-            for name, value in optimizer.state.get(parameter, {}).items():
-                if value is not None and exponents[name]:
-                    yield part.of(value), _power(scale, sign * exponents[name]), name
+    for part, sign in pair.powers:
+        parameter = part.parameter
+        yield part.of(parameter), power(scale, sign), "parameter"
+        if parameter.grad is not None:
+            yield part.of(parameter.grad), power(scale, -sign), "gradient"
+        if optimizer is None:
+            continue
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if value is not None and exponents[name]:
+                yield part.of(value), power(scale, sign * exponents[name]), name
 
 
-def _power(scale: float, n: int) -> float:
+def power(scale: float, n: int) -> float:
     """scale^n, exactly proportional under powers of two, which a library's pow need not be."""
     return math.prod([scale if n > 0 else 1.0 / scale] * abs(n))
 

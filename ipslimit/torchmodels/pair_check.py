@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ..checks import require_real
 from .arguments import require_model
 from .pairs import Pair, as_pairs
+from .rescale import power
 
 
 @torch.no_grad()
@@ -111,9 +112,8 @@ def _put_back(pair: Pair) -> Iterator[None]:
 
 
 def _multiply(pair: Pair, scale: float) -> None:
-    for side, factor in ((pair.first, scale), (pair.second, 1.0 / scale)):
-        for part in side.parts:
-            part.block.mul_(factor)
+    for part, n in pair.powers:
+        part.block.mul_(power(scale, n))
 
 
 def _randomise(pair: Pair, generator: torch.Generator) -> None:
