@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from ipslimit import Heads
-from ipslimit.solvers.memory import limit_bytes
+from ipslimit.solvers.limit_memory import limit_bytes
 
 from .study import DTYPES, Setting, Study, StudyError
 

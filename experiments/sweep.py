@@ -17,7 +17,7 @@ from ipslimit.measure.errors import quadrature_table
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
-from ipslimit.solvers.memory import SHARE, available
+from ipslimit.solvers.limit_memory import SHARE, available
 
 from .cells import FORM, cell_cost, measure_cells
 from .engines import Engine, choose_engine, grouped
