@@ -18,6 +18,7 @@ from ipslimit.cpu.dispatch import wanted_path
 
 from .backbone.command import BackboneCommand
 from .boundary.command import BoundaryCommand
+from .check import CheckCommand
 from .compare import Compared, compare, write_comparison
 from .engines import EngineFailed, choose_engine
 from .gauge.command import GaugeCommand
@@ -124,6 +125,7 @@ class CompareCommand:
 COMMANDS = {
     "sweep": SweepCommand,
     "compare": CompareCommand,
+    "check": CheckCommand,
     "study": StudyCommand,
     "report": ReportCommand,
     "boundary": BoundaryCommand,
