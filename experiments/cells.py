@@ -9,7 +9,7 @@ from ipslimit.measure.errors import bias_table, error_table, weak_table
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.model.runs import joined
 from ipslimit.solvers import LimitRun
-from ipslimit.solvers.memory import SHARE, available
+from ipslimit.solvers.limit_memory import SHARE, available
 
 from .engines import Engine
 from .memory import seeds_that_fit

@@ -22,6 +22,7 @@ from ipslimit import __version__
 COMMANDS = {
     "sweep": "sweep_command:SweepCommand",
     "compare": "compare_command:CompareCommand",
+    "check": "check:CheckCommand",
     "study": "studies.command:StudyCommand",
     "report": "studies.report:ReportCommand",
     "boundary": "boundary.command:BoundaryCommand",

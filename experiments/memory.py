@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from ipslimit import Heads
-from ipslimit.solvers.memory import SHARE, available, limit_bytes
+from ipslimit.solvers.limit_memory import SHARE, available, limit_bytes
 
 from .engines import processors
 from .study import DTYPES, Setting, Study, StudyError

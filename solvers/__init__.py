@@ -1,4 +1,21 @@
-"""The limit: depth grids, the forward-backward McKean-Vlasov solver, and independent routes."""
+"""The limit: the forward-backward McKean-Vlasov system in depth, trained by the optimizer's rule.
+
+To be read in this order, in which each stands on those before it:
+
+    grid          elements of depth and their nodes, functions of depth on them, interpolation
+    scheme        the system at frozen heads, and what a scheme has to do with it
+    tableau       the classical Runge-Kutta scheme, as data
+    march         that scheme through depth;  march_compiled: the same for small problems
+    picard        all of depth at once, in place of the march: for cards
+    on_grid       training on one fixed grid
+    refinement    two grids compared: the error in depth, and where to refine
+    quadrature    the error of a sampled law's integral, and how many nodes it takes
+    limit_memory  what all this takes of the memory, and what is free
+    limit         `solve_limit`: refines until the errors are below what was asked for
+
+`routes` stands aside: the same system at frozen heads by the solvers of others, which share nothing
+with these but the field. `ipslimit check` holds a run against it.
+"""
 
 from .limit import LimitRun, solve_limit
 

@@ -7,6 +7,8 @@ from functools import cached_property
 
 import torch
 
+from ipslimit.checks import shown
+
 # Depths that heads are interpolated to at a time: what is gathered for it is many times as large.
 PART = 16
 
@@ -94,6 +96,29 @@ class Trajectory:
 
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.edges).all() and torch.isfinite(self.slopes).all())
+
+
+def require_depths(name: str, value, increasing: bool = False) -> torch.Tensor:
+    """Depths as float64 on the CPU: () for a number, (S,) for a sequence.
+
+    Raises
+    ------
+    ValueError
+        If they are not depths in [0, 1], or, where that is asked for, no increasing sequence.
+    """
+    depths = torch.as_tensor(value, dtype=torch.float64).cpu()
+    fit = depths.ndim < 2 and bool(((depths >= 0) & (depths <= 1)).all())
+    if increasing and not (fit and depths.ndim and len(depths) and bool((depths.diff() > 0).all())):
+        raise ValueError(
+            f"{name} must be a 1-D sequence of increasing depths in [0, 1]; got {shown(value)}. "
+            "Sort them and drop repetitions."
+        )
+    if not fit:
+        raise ValueError(
+            f"{name} must be a depth in [0, 1], or a 1-D sequence of them; got {shown(value)}. "
+            "Layer r of L sits at s = r / L."
+        )
+    return depths
 
 
 def between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> torch.Tensor:

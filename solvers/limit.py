@@ -10,21 +10,14 @@ from collections.abc import Iterable
 import torch
 
 from ipslimit import Problem, Rule, Units
-from ipslimit.checks import (
-    require_choice,
-    require_int,
-    require_real,
-    require_room,
-    resolve_device,
-    shown,
-)
+from ipslimit.checks import require_choice, require_int, require_real, require_room, resolve_device
 from ipslimit.model.particles import recorded_steps, require_problem
 from ipslimit.model.rules.identity import rule_text
 from ipslimit.model.rules.trial import require_rule
 
-from .grid import DepthGrid, Trajectory, between_nodes
+from .grid import DepthGrid, Trajectory, between_nodes, require_depths
+from .limit_memory import free_bytes, limit_bytes
 from .march import March
-from .memory import free_bytes, limit_bytes
 from .on_grid import GridSolution, train_on_grid
 from .picard import NotContracting, Picard
 from .quadrature import Gaps, choose_nodes, error_of, gaps_of, verdict
@@ -125,11 +118,11 @@ class LimitRun:
         `error` says nothing of it. `error_at("theta", ...)` does.
         """
         at_nodes = self._recorded(self._solution.heads, k)
-        s, single = _depths(s)
-        packed = between_nodes(self.grid, at_nodes.packed, s)
-        weights = at_nodes.weights[self.grid.locate(s)]  # the same at all depths
+        s = require_depths("s", s)
+        packed = between_nodes(self.grid, at_nodes.packed, s.reshape(-1))
+        weights = at_nodes.weights[self.grid.locate(s.reshape(-1))]  # the same at all depths
         heads = Units.from_packed(packed, weights, at_nodes.layout)
-        return heads[0] if single else heads
+        return heads if s.ndim else heads[0]
 
     def error_at(self, variable: str, k: int, s) -> torch.Tensor:
         """Estimated largest error at depth s: () or (S,).
@@ -142,7 +135,8 @@ class LimitRun:
         and may be as large as the optimizer's steps in between.
         """
         require_choice("variable", variable, VARIABLES)
-        depths, single = _depths(s)
+        s = require_depths("s", s)
+        depths = s.reshape(-1)
         if variable == "theta":
             errors = errors_of_heads(
                 self._coarse.grid,
@@ -156,12 +150,12 @@ class LimitRun:
             errors = errors_along(
                 variable, k, self._coarse, self._solution, self._pair.sharpening, depths
             ).clamp(max=self.error)
-        return errors[0] if single else errors
+        return errors if s.ndim else errors[0]
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
-        s, single = _depths(s)
-        values = self._recorded(recorded, k)(s)
-        return values[0] if single else values
+        s = require_depths("s", s)
+        values = self._recorded(recorded, k)(s.reshape(-1))
+        return values if s.ndim else values[0]
 
     def _recorded(self, recorded: dict, k: int):
         if k not in recorded:
@@ -389,13 +383,3 @@ def _refine(
     else:
         reason += f"; raise tol, or {budget} ({max_elements}) of solve_limit"
     return LimitRun(fine, coarse, "tolerance not reached", reason, history, cost)
-
-
-def _depths(s) -> tuple[torch.Tensor, bool]:
-    depths = torch.as_tensor(s, dtype=torch.float64)
-    if depths.ndim > 1 or not bool(((depths >= 0) & (depths <= 1)).all()):
-        raise ValueError(
-            f"s must be a depth in [0, 1], or a 1-D sequence of them; got {shown(s)}. "
-            "Layer r of L sits at s = r / L."
-        )
-    return depths.reshape(-1).cpu(), depths.ndim == 0

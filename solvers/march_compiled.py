@@ -132,7 +132,8 @@ def march(
     c, a, runs, b, final = scheme
     at = lay_out(edges.shape[1], edges.shape[2], edges.shape[3], m, edges.itemsize)
     heads = packed, weights, np.empty_like(weights[0]), biases, causal
-    nothing = packed[0, :0]
+    # as contiguous as sums are: for another type all of the kernel would be compiled once more
+    nothing = np.empty_like(packed[0, :0])
     k = np.empty((len(c), *edges[0].shape), edges.dtype)
     value, part, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
     one = b.dtype.type(1)

@@ -17,6 +17,8 @@ from torchdiffeq import odeint, odeint_adjoint
 from ipslimit import Units
 from ipslimit.checks import require_finite, require_tensor
 
+from .grid import require_depths
+
 HeadsAt = Units | Callable[[float], Units]
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
@@ -56,7 +58,7 @@ def forward_dopri5(
     -----
     Dormand & Prince (1980), as implemented in torchdiffeq.
     """
-    depths = _depths(depths)
+    depths = require_depths("depths", depths, increasing=True)
     field = _Field(x0, heads_at, causal)
     # 0 is where integration starts, whether it was asked for or not
     grid = torch.cat([depths.new_zeros(1), depths[depths > 0]])
@@ -72,6 +74,7 @@ def costate_adjoint(
     causal: bool = False,
     rtol: float = 1e-10,
     atol: float = 1e-12,
+    ends: Sequence[float] | torch.Tensor = (0.0, 1.0),
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """P(0), and the derivative in constant heads, by the adjoint method.
 
@@ -81,6 +84,8 @@ def costate_adjoint(
         As `forward_dopri5`.
     loss : callable
         x(1) of shape (B, N, d) -> loss of each context, shape (B,).
+    ends : increasing floats in [0, 1]
+        Depths at which a step ends, such as those where heads have kinks: it could step over them.
 
     Returns
     -------
@@ -100,9 +105,11 @@ def costate_adjoint(
     X is integrated backwards along with P: fine for a check, and one reason why `solve_limit`
     stores X instead. Chen et al., arXiv:1806.07366, as implemented in torchdiffeq.
     """
+    ends = require_depths("ends", ends, increasing=True)
     field = _Field(x0, heads_at, causal)
     start = x0.detach().clone().requires_grad_()
-    end = field.integrate(odeint_adjoint, start, torch.tensor([0.0, 1.0]).double(), rtol, atol)[-1]
+    both = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    end = field.integrate(odeint_adjoint, start, both, rtol, atol, ends)[-1]
     total, wanted = loss(end).sum(), [start, *field.parameters()]
     dx, *dheads = _or_refuse(lambda: torch.autograd.grad(total, wanted))
     return x0.shape[1] * dx, dheads[0] / x0.shape[0] if dheads else None
@@ -143,7 +150,8 @@ def boundary_value(
     -----
     Kierzenka & Shampine (2001), as implemented in SciPy.
     """
-    depths, field = _depths(depths), _Field(x0, heads_at, causal)
+    depths = require_depths("depths", depths, increasing=True)
+    field = _Field(x0, heads_at, causal)
     if x0.dtype != torch.float64:
         raise TypeError(f"x0 must be float64; got {x0.dtype}. Convert it with x0.double().")
 
@@ -212,11 +220,14 @@ class _Field(torch.nn.Module):
         # the trial of a first step may look past the ends
         return self.heads(float(s.detach().clamp(0.0, 1.0))).field(x, self.causal)
 
-    def integrate(self, solver: Callable, x0, grid: torch.Tensor, rtol: float, atol: float):
+    def integrate(
+        self, solver: Callable, x0, grid: torch.Tensor, rtol: float, atol: float, ends=()
+    ):
         if len(grid) == 1:
             return x0[None]
         # steps end on the depths asked for, so that none reaches beyond 1, where no heads are
-        options = {"step_t": grid, "max_num_steps": 10_000}
+        ends = torch.cat([grid, torch.as_tensor(ends, dtype=grid.dtype)]).unique()
+        options = {"step_t": ends, "max_num_steps": 10_000}
         tolerances = {"rtol": rtol, "atol": atol}
         return _or_refuse(
             lambda: solver(
@@ -233,14 +244,3 @@ def _or_refuse(solve: Callable):
             f"dopri5 failed ({error}): the field is not finite or too steep, or rtol and atol are "
             "below the dtype's rounding. Raise them, or take weaker heads."
         ) from None
-
-
-def _depths(depths: Sequence[float] | torch.Tensor) -> torch.Tensor:
-    times = torch.as_tensor(depths, dtype=torch.float64).cpu()
-    inside = times.ndim == 1 and len(times) and bool(((times >= 0) & (times <= 1)).all())
-    if not inside or bool((times.diff() <= 0).any()):
-        raise ValueError(
-            f"depths must be a 1-D sequence of increasing depths in [0, 1]; got {depths!r}. "
-            "Sort them and drop repetitions."
-        )
-    return times

@@ -13,7 +13,7 @@ from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
 from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
 from ipslimit.experiments.sweep import Sweep
-from ipslimit.solvers.memory import available, limit_bytes
+from ipslimit.solvers.limit_memory import available, limit_bytes
 
 SMALL = Study(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),

@@ -73,6 +73,22 @@ def test_adjoint_agrees_on_the_gradient_of_constant_heads(causal):
     assert (gradient - heads.weights * integral).abs().max() < 2 * AGREEMENT
 
 
+def test_adjoint_does_not_step_over_kinks_that_it_is_told_of():
+    problem, _ = limit()
+    law, ends = problem.law.heads, [0.0, 0.48, 0.5, 0.52, 1.0]
+
+    def heads(s):
+        height = max(0.0, 1.0 - abs(s - 0.5) / 0.02)  # a narrow hat
+        return law.with_packed((1.0 + 2.0 * height) * law.packed)
+
+    arguments = problem.contexts, heads, terminal(problem), False
+    right, _ = costate_adjoint(*arguments, 1e-10, 1e-12, ends)
+    told, _ = costate_adjoint(*arguments, 1e-5, 1e-5, ends)
+    untold, _ = costate_adjoint(*arguments, 1e-5, 1e-5)
+    assert (told - right).abs().max() < 1e-3
+    assert (untold - right).abs().max() > 1e-1  # as if there were no hat
+
+
 def test_adjoint_agrees_with_differences_of_the_loss():
     problem, _ = limit()
     heads, loss = problem.law.heads, terminal(problem)
@@ -174,6 +190,13 @@ def test_bad_input_is_refused_by_name(change, error, message):
             arguments[key] = nan[key]
     with pytest.raises(error, match=message):
         forward_dopri5(**arguments)
+
+
+def test_ends_that_are_no_depths_are_refused_by_name():
+    problem, _ = limit()
+    arguments = problem.contexts, problem.law.heads, terminal(problem)
+    with pytest.raises(ValueError, match=r"^ends must be .* increasing.* Sort"):
+        costate_adjoint(*arguments, ends=[0.5, 0.2])
 
 
 @pytest.mark.parametrize("route", ["forward", "adjoint"])

@@ -20,7 +20,7 @@ from ipslimit import Lion, Muon, Rebalance, train_particles
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.solvers import solve_limit
 
-RULES = [Lion(0.01), Muon(0.02), Muon(0.02, iterations=None), Rebalance(Muon(0.02), 2)]
+RULES = [Lion(0.01), Muon(0.02), Muon(0.02, ns_steps=None), Rebalance(Muon(0.02), 2)]
 EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=repr)
 STEPS = 6
 
@@ -57,8 +57,8 @@ def as_matrix(part, name):
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("iterations", [None, 5, 1])
-def test_muon_is_its_definition_by_singular_values(iterations, nesterov):
+@pytest.mark.parametrize("ns_steps", [None, 5, 1])
+def test_muon_is_its_definition_by_singular_values(ns_steps, nesterov):
     """Every matrix, and every bias as a column, by itself: U p(..p(S)) V^T."""
     mu, lr, wd = 0.8, 0.05, 0.3
     heads = random_heads((2,), H=3, m=2, d=4)
@@ -70,14 +70,14 @@ def test_muon_is_its_definition_by_singular_values(iterations, nesterov):
             u = (1 - mu) * getattr(g, name) + mu * averages[name] if nesterov else averages[name]
             left, values, right = torch.linalg.svd(as_matrix(u, name), full_matrices=False)
             values = values / values.norm(dim=-1, keepdim=True)
-            for _ in range(iterations or 0):
+            for _ in range(ns_steps or 0):
                 values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
-            if iterations is None:
+            if ns_steps is None:
                 values = torch.ones_like(values)
             step = left * values[..., None, :] @ right
             scale = math.sqrt(max(1.0, step.shape[-2] / step.shape[-1]))
             part.mul_(1 - lr * wd).sub_(lr * scale * step.reshape(part.shape))
-    moved, _ = train(Muon(lr, mu, nesterov, wd, iterations), heads, steps=STEPS)
+    moved, _ = train(Muon(lr, mu, nesterov, wd, ns_steps), heads, steps=STEPS)
     for name, part in moved.parts().items():
         torch.testing.assert_close(part, expected[name], rtol=0, atol=1e-10)
 
@@ -100,17 +100,17 @@ def test_muon_is_that_of_torch_to_the_bfloat16_that_it_computes_in():
         assert float(gap) < 0.02 * float(moved), name
 
 
-@pytest.mark.parametrize("iterations", [None, 5])
-def test_muon_takes_no_step_along_nothing_and_small_momenta_stay_small(iterations):
+@pytest.mark.parametrize("ns_steps", [None, 5])
+def test_muon_takes_no_step_along_nothing_and_small_momenta_stay_small(ns_steps):
     heads = random_heads((2,))
-    rule = Muon(0.1, iterations=iterations, eps=1e-3)
+    rule = Muon(0.1, ns_steps=ns_steps, eps=1e-3)
     zero = heads.with_packed(torch.zeros_like(heads.packed))
     moved, state = rule.update(heads, rule.init(heads), zero, 1)
     assert torch.equal(moved.packed, heads.packed) and (state["m"] == 0).all()
     sizes = []
     for size in (1e-12, 1e-9):
         g = heads.with_packed(size * heads.packed)
-        moved, _ = Muon(0.1, iterations=1, eps=1e-3).update(heads, rule.init(heads), g, 1)
+        moved, _ = Muon(0.1, ns_steps=1, eps=1e-3).update(heads, rule.init(heads), g, 1)
         sizes.append(float((moved.packed - heads.packed).norm()))
     assert sizes[1] == pytest.approx(1e3 * sizes[0], rel=1e-3) and sizes[1] < 1e-4
 
@@ -119,7 +119,7 @@ def test_exact_muon_leaves_a_rank_that_is_missing_alone():
     heads = random_heads(H=2, m=3, d=5, biases=())
     g = heads.map(torch.clone)
     g.q[:, 2] = g.q[:, 1]
-    moved, _ = Muon(1.0, iterations=None).update(heads, Muon().init(heads), g, 1)
+    moved, _ = Muon(1.0, ns_steps=None).update(heads, Muon().init(heads), g, 1)
     left, values, right = torch.linalg.svd(g.q, full_matrices=False)
     expected = left[..., :2] @ right[..., :2, :]
     # what rounding leaves of the missing rank grows by 3.4445 sixteen times
@@ -131,7 +131,7 @@ def test_bad_options_are_refused_by_name():
         (Lion, {"betas": 0.9}, r"betas must be a pair .* Use betas=\(0.9, 0.99\)"),
         (Lion, {"betas": (0.9, 1.0)}, r"betas\[1\] must be a finite number in \[0, 1\)"),
         (Muon, {"momentum": 1.0}, "momentum must be a finite number in"),
-        (Muon, {"iterations": 0}, "iterations must be at least 1"),
+        (Muon, {"ns_steps": 0}, "ns_steps must be at least 1"),
         (Muon, {"nesterov": 1}, "nesterov must be True or False"),
         (Muon, {"eps": 0.0}, "eps must be a finite number in"),
     ):

@@ -1,5 +1,6 @@
 """The two schemes in depth: their order, what they count, and how Picard refuses."""
 
+import numpy as np
 import pytest
 import torch
 from builders import F64, generator, normal, small_atoms, small_problem
@@ -12,6 +13,7 @@ from ipslimit.solvers.on_grid import train_on_grid
 from ipslimit.solvers.picard import NotContracting, Picard, integrate
 from ipslimit.solvers.refinement import Refinement
 from ipslimit.solvers.scheme import System
+from ipslimit.solvers.tableau import RK4, Tableau
 
 DENSE = torch.linspace(0, 1, 301, dtype=F64)
 CPU = torch.device("cpu")
@@ -120,6 +122,48 @@ def test_order_four_of_heads_between_nodes():
     fine = heads(512)
     order = fitted_order([(heads(n) - fine).abs().max() for n in window], window)
     assert abs(order - 4) < 0.2
+
+
+# Kutta's scheme of order 3, whose last stage is made of two others, and the midpoint rule
+KUTTA = Tableau(c=(0, 1, 2), a=((), (0.5,), (-1.0, 2.0)), b=(1, 4, 1), divisor=6)
+MIDDLE = Tableau(c=(0, 1), a=((), (0.5,)), b=(0, 1), divisor=1)
+
+
+@pytest.mark.parametrize("tableau, order", [(RK4, 4), (KUTTA, 3), (MIDDLE, 2)])
+def test_tableaus_meet_the_conditions_of_their_order(tableau, order):
+    c = np.array(tableau.c) / 2
+    b = np.array(tableau.b) / tableau.divisor
+    a = np.zeros((len(c), len(c)))
+    for row, weights in zip(a, tableau.a, strict=True):
+        row[: len(weights)] = weights
+    assert a.sum(1) == pytest.approx(c)
+    conditions = {  # Butcher's, one a rooted tree
+        1: [(b.sum(), 1)],
+        2: [(b @ c, 1 / 2)],
+        3: [(b @ c**2, 1 / 3), (b @ a @ c, 1 / 6)],
+        4: [(b @ c**3, 1 / 4), (b @ (c * (a @ c)), 1 / 8), (b @ a @ c**2, 1 / 12)],
+        5: [(b @ c**4, 1 / 5)],
+    }
+    conditions[4].append((b @ a @ a @ c, 1 / 24))
+    met = {n: all(x == pytest.approx(y) for x, y in pairs) for n, pairs in conditions.items()}
+    assert all(met[n] for n in range(1, order + 1)) and not met[order + 1]
+
+
+@pytest.mark.parametrize("tableau, order", [(KUTTA, 3), (MIDDLE, 2)])
+@pytest.mark.parametrize("path", ["eager", "fused"])
+def test_the_march_follows_whatever_the_tableau_says(path, tableau, order, monkeypatch):
+    fine_x, fine_p, _, _ = solve_frozen(March(), FINE)
+    monkeypatch.setenv("IPSLIMIT_KERNEL", path)
+    for module in ("march", "march_compiled"):
+        monkeypatch.setattr(f"ipslimit.solvers.{module}.RK4", tableau)
+    errors = {"x": [], "p": []}
+    for elements in WINDOW:
+        x, p, _, cost = solve_frozen(March(), elements)
+        assert cost["field"] == len(tableau.b) * elements + 1
+        errors["x"].append((x.edges - fine_x.edges[:: FINE // elements]).abs().max())
+        errors["p"].append((p.edges - fine_p.edges[:: FINE // elements]).abs().max())
+    orders = {key: fitted_order(values) for key, values in errors.items()}
+    assert all(abs(found - order) < 0.2 for found in orders.values()), orders
 
 
 @pytest.mark.parametrize("elements", [2, 5])

@@ -59,8 +59,8 @@ class Command(abc.ABC):
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         require_bool("quick", self.quick)
         for name, reason in self.CANNOT.items():
-            value, fine = getattr(self, name), ("auto", "cpu") if name == "device" else (None,)
-            if value not in fine:
+            value = getattr(self, name)
+            if value not in {"device": ("auto", "cpu"), "workers": (0, 1)}.get(name, (None,)):
                 raise ValueError(
                     f"{name} must be left out of {self.NAME}, {reason}; got {value}. Leave it out."
                 )
@@ -76,7 +76,7 @@ class Command(abc.ABC):
     def measure(self, progress: bool = True) -> Outcome:
         """Compute what is missing; writes nothing but the cells."""
 
-    def run(self) -> None:
+    def run(self) -> Outcome:
         """Measure, write and print; for settings that `check` has passed."""
         outcome = self.measure()
         files = outcome.write(self.folder)
@@ -85,6 +85,7 @@ class Command(abc.ABC):
         for text in outcome.damaged:
             print(f"damaged result file: {text}", file=beside)
         print(f"\nwritten to {self.folder}: {', '.join(files)}", file=beside)
+        return outcome
 
     def chosen_engine(self, here: type[InProcess] = InProcess) -> Engine | None:
         """What was asked for; None for the faster local one."""

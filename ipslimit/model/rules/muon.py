@@ -44,7 +44,7 @@ class Muon(Rule):
     """Step along the average that the next gradient would join."""
     weight_decay: float = 0.0
     """Decoupled decay of theta, in units of lr."""
-    iterations: int | None = 5
+    ns_steps: int | None = 5
     """Newton-Schulz steps by Jordan's coefficients: after five, singular values above 2e-3 of the
     norm are in [0.68, 1.21]. None for U V^T to rounding, of those above 1e-8 of the norm."""
     eps: float = 1e-7
@@ -57,8 +57,8 @@ class Muon(Rule):
         self.momentum = require_real("momentum", self.momentum, 0.0, 1.0, include_high=False)
         self.nesterov = require_bool("nesterov", self.nesterov)
         self.weight_decay = require_real("weight_decay", self.weight_decay, 0.0)
-        if self.iterations is not None:
-            self.iterations = require_int("iterations", self.iterations, 1, MOST_ITERATIONS)
+        if self.ns_steps is not None:
+            self.ns_steps = require_int("ns_steps", self.ns_steps, 1, MOST_ITERATIONS)
         self.eps = require_real("eps", self.eps, 0.0, include_low=False)
 
     def init(self, heads: Heads) -> State:
@@ -78,11 +78,11 @@ class Muon(Rule):
         return heads.with_packed(moved - self.lr * heads.layout.pack(moves)), {"m": m}
 
     def orthogonal(self, matrices: torch.Tensor) -> torch.Tensor:
-        """U V^T of matrices U S V^T (..., rows, columns), as far as `iterations` goes."""
+        """U V^T of matrices U S V^T (..., rows, columns), as far as `ns_steps` goes."""
         wide = matrices.shape[-2] <= matrices.shape[-1]
         x = matrices if wide else matrices.mT
         x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=self.eps)
-        for a, b, c in EXACT if self.iterations is None else (QUICK,) * self.iterations:
+        for a, b, c in EXACT if self.ns_steps is None else (QUICK,) * self.ns_steps:
             square = x @ x.mT
             x = a * x + (b * square + c * square @ square) @ x
         return x if wide else x.mT
