@@ -27,16 +27,21 @@ class Tableau:
         0 is the start, 1 the middle and 2 the end: the nodes, where heads are given.
     a : a row for each stage, with a weight for each stage before it
     b, divisor : weights of the stages at the end: whole numbers, over one divisor
+    paired : whether neighbours of equal weight b are added first, and then weighted
+        It decides the rounding alone.
     """
 
     c: tuple[int, ...]
     a: tuple[tuple[float, ...], ...]
     b: tuple[int, ...]
     divisor: int
+    paired: bool = True
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, list[int]]]:
-        """A weight and its stages: neighbours of equal weight are added, and weighted once."""
+        """The weights and their stages, in the order in which they are added."""
+        if not self.paired:
+            return [(weight, [stage]) for stage, weight in enumerate(self.b)]
         groups = itertools.groupby(range(len(self.b)), key=self.b.__getitem__)
         return [(weight, list(stages)) for weight, stages in groups]
 

@@ -20,6 +20,8 @@ from ipslimit.solvers.tableau import RK4
 
 # Runge-Kutta steps in depth: enough that their error is far below any error measured.
 STEPS = 16
+# Slopes are added one by one: the search goes another way wherever they are rounded otherwise.
+SCHEME = dataclasses.replace(RK4, paired=False)
 # Length of the displacement in a state by which first derivatives are differenced for second ones:
 # the truncation is of this order, rounding that of float64 over this.
 DISPLACEMENT = 1e-7
@@ -145,7 +147,7 @@ class FrozenError:
         for i in range(n + 1):
             if i > 0:
                 start = 2 * (i - 1)
-                x = RK4.step(x, slope(x, 0), h, slope)
+                x = SCHEME.step(x, slope(x, 0), h, slope)
             if moved is not None and i % skip == 0:
                 x = x + moved[i // skip]
             states.append(x)
