@@ -57,7 +57,7 @@ class Setting(Kept):
     """Token i attends to tokens j <= i only."""
     law: str = "atoms"
     """Initial law of the heads."""
-    law_options: Options = Options()
+    law_options: Options = dataclasses.field(default_factory=Options)
     """What the law is made with."""
     law_digest: str | None = None
     """Of the file of a law of the user's own."""
@@ -71,7 +71,7 @@ class Setting(Kept):
     """Heads have biases, which start at zero (default: where the rule needs them, as sbo does)."""
     rule: str = "adamw"
     """Optimizer rule."""
-    rule_options: Options = Options()
+    rule_options: Options = dataclasses.field(default_factory=Options)
     """What the rule is made with."""
     rule_digest: str | None = None
     """Of the file of a rule of the user's own."""
@@ -91,7 +91,12 @@ class Setting(Kept):
     OPTIONS: ClassVar[dict[str, object]] = {}
 
     def __init__(self, **values):
-        own = {field.name: field.default for field in dataclasses.fields(self)}
+        own = {
+            field.name: field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+            for field in dataclasses.fields(self)
+        }
         rest = {name: value for name, value in values.items() if name not in own}
         own |= {name: value for name, value in values.items() if name in own}
         declared = {}
