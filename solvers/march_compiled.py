@@ -68,15 +68,15 @@ def _scheme(widths: list[float], dtype) -> tuple[np.ndarray, ...]:
 
 
 @njit
-def add_scaled(out, scale, branch):
-    """out += scale * branch, for (B, N, d)."""
+def combine(out, base, scale, branch):
+    """out = base + scale * branch, for (B, N, d)."""
     for b in range(out.shape[0]):
         for i in range(out.shape[1]):
             for a in range(out.shape[2]):
-                out[b, i, a] += scale * branch[b, i, a]
+                out[b, i, a] = base[b, i, a] + scale * branch[b, i, a]
 
 
-@njit
+@njit(inline="always")  # a function of its own would have all that it calls optimised once more
 def slope(s, at, m, heads, node, states, value, out, sums, groups, with_heads):
     """The field at a node; where there are states, its transpose at them, and its head sums."""
     packed, weights, dweights, biases, causal = heads
@@ -135,27 +135,29 @@ def march(
     # as contiguous as sums are: for another type all of the kernel would be compiled once more
     nothing = np.empty_like(packed[0, :0])
     k = np.empty((len(c), *edges[0].shape), edges.dtype)
-    value, part, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
-    one = b.dtype.type(1)
+    value, pair, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
+    zero, one = np.zeros_like(k[0]), b.dtype.type(1)
     for i in range(0, len(path), 2):
         here, end = path[i], path[i] // 2
         if i > 0:
             start, element = path[i - 2] // 2, path[i - 1] // 2
             k[0] = slopes[start]
             for stage in range(1, len(c)):
-                value[:] = edges[start]
+                base = edges[start]
                 for j in range(stage):
                     if a[element, stage, j] != 0.0:
-                        add_scaled(value, a[element, stage, j], k[j])
+                        combine(value, base, a[element, stage, j], k[j])
+                        base = value
                 node = path[i - 2 + c[stage]]
                 slope(s, at, m, heads, node, states, value, k[stage], nothing, groups, False)
-            total[:] = 0.0
+            base = zero
             for run in range(len(b)):
-                part[:] = k[runs[run]]
+                part = k[runs[run]]
                 for j in range(runs[run] + 1, runs[run + 1]):
-                    add_scaled(part, one, k[j])
-                add_scaled(total, b[run], part)
-            edges[end] = edges[start]
-            add_scaled(edges[end], final[element], total)
+                    combine(pair, part, one, k[j])
+                    part = pair
+                combine(total, base, b[run], part)
+                base = total
+            combine(edges[end], edges[start], final[element], total)
         into = sums[here] if with_heads else nothing
         slope(s, at, m, heads, here, states, edges[end], slopes[end], into, groups, with_heads)

@@ -51,7 +51,7 @@ for _shape, _words in zip(_SHAPES, map(str.split, _PARTS.values()), strict=True)
 Scratch = namedtuple("Scratch", [*_PARTS, "size", "panel", "chunk"])
 Scratch.__doc__ = """Offsets of all parts in elements, and the whole size; `panel` rows of attention
 and `chunk` contexts' sums are held at a time."""
-_FIELDS = len(Scratch._fields)
+_COUNT, _FIELDS = len(_PARTS), len(Scratch._fields)
 
 
 @njit
@@ -63,10 +63,13 @@ def lay_out(contexts, tokens, d, m, itemsize):
     token, all_tokens = (d + WIDTH - 1) // WIDTH, (tokens * d + WIDTH - 1) // WIDTH
     dimensions = (ONE, tokens, d, m, 3 * m, panel, chunk, all_tokens, token)
     fields, offset = np.empty(_FIELDS, np.intp), 0
-    for part, shape in enumerate(_SHAPES):
-        fields[part] = offset
-        offset += WIDTH * dimensions[shape[0]] * dimensions[shape[1]] * dimensions[shape[2]]
-    fields[len(_SHAPES) :] = offset, panel, chunk
+    for part in range(_COUNT):
+        fields[part], size = offset, WIDTH
+        for i in range(3):
+            size *= dimensions[_SHAPES[part, i]]
+        offset += size
+    # one by one: a tuple at once takes seconds to compile
+    fields[_COUNT], fields[_COUNT + 1], fields[_COUNT + 2] = offset, panel, chunk
     return _scratch(fields)
 
 
