@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ipslimit import Heads, train_particles
-from ipslimit.experiments.study import Setting
+from ipslimit.experiments.settings import Setting
 from ipslimit.solvers import solve_limit
 
 from . import limit_peers

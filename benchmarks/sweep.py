@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import nnls
 
 from ipslimit import train_particles
-from ipslimit.experiments.study import Sizes, Study
+from ipslimit.experiments.settings import Sizes, SweepSetting
 from ipslimit.experiments.sweep import Sweep
 
 from . import plain
@@ -25,7 +25,7 @@ FLAT = (1, 4, 16, 64, 256, 1024, 16384, 1048576)
 
 
 def run(quick: bool = False, progress=print) -> dict:
-    study = Study()
+    study = SweepSetting()
     if quick:
         study = dataclasses.replace(study, sizes=Sizes((4, 8, 16), (1, 8, 64), 4))
     difference = verify(study)
@@ -53,7 +53,7 @@ def run(quick: bool = False, progress=print) -> dict:
     }
 
 
-def verify(study: Study) -> float:
+def verify(study: SweepSetting) -> float:
     """Largest relative difference of x and p, on contexts and probes, in one small cell."""
     depth, heads, seeds = VERIFIED
     setting = study.setting
@@ -73,7 +73,7 @@ def verify(study: Study) -> float:
     return difference
 
 
-def _time_cell(study: Study, depth: int, heads: int) -> dict:
+def _time_cell(study: SweepSetting, depth: int, heads: int) -> dict:
     """Median seconds of one batch of seeds of a cell."""
     setting = study.setting
     problem, rule = setting.make_problem(), setting.make_rule()
@@ -109,7 +109,7 @@ def fit(cells: list[dict]) -> dict[str, float]:
     return {"layer": float(layer), "head": float(head), "worst_misfit": float(worst)}
 
 
-def predict(model: dict[str, float], study: Study, depth: int, heads: int) -> float:
+def predict(model: dict[str, float], study: SweepSetting, depth: int, heads: int) -> float:
     """Seconds of all seeds of a cell."""
     seeds = study.sizes.seeds
     batch = plain.seeds_together(heads, seeds)
@@ -117,7 +117,7 @@ def predict(model: dict[str, float], study: Study, depth: int, heads: int) -> fl
     return depth * (batches * model["layer"] + model["head"] * heads * seeds)
 
 
-def _time_ours(study: Study) -> float:
+def _time_ours(study: SweepSetting) -> float:
     """Seconds of the command's work: limit, all cells, the predicted constant, all fits."""
     with tempfile.TemporaryDirectory() as folder:  # compiles whatever is not compiled yet
         small = dataclasses.replace(study, sizes=Sizes((4, 8, 16), (1, 8, 64), 4))
@@ -128,7 +128,7 @@ def _time_ours(study: Study) -> float:
         return time.perf_counter() - start
 
 
-def _flat(study: Study, quick: bool) -> dict:
+def _flat(study: SweepSetting, quick: bool) -> dict:
     """Seconds of a run against H at L = 32, 16 seeds; of plain PyTorch where it is affordable."""
     depth, seeds, setting = 32, 16, study.setting
     problem, rule = setting.make_problem(), setting.make_rule()

@@ -18,7 +18,7 @@ from tyro.constructors import (
 
 from .choices import CHOICES, Choice
 from .frame.options import REQUIRED, help_of
-from .study import Setting
+from .settings import Setting
 
 # Fields that no flag sets: what the flags of options and the file of a class make of them.
 _MADE = {f"{choice.what}_{part}" for choice in CHOICES for part in ("options", "digest")}

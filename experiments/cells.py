@@ -13,8 +13,8 @@ from ipslimit.solvers.limit_memory import SHARE, available
 
 from .engines import Engine
 from .memory import seeds_that_fit
+from .settings import SweepSetting
 from .store import NUMBER, digest
-from .study import Study
 
 _SIZES = {"step": int, "variable": str, "set": str, "L": int, "error": NUMBER}
 # One unit of `cell_cost`, roughly, on one core: for what has to be known before anything is timed.
@@ -30,7 +30,12 @@ FORM = {
 
 
 def measure_cell(
-    study: Study, device: str, limit: LimitRun, memory: int | None, depth: int, count: int | None
+    study: SweepSetting,
+    device: str,
+    limit: LimitRun,
+    memory: int | None,
+    depth: int,
+    count: int | None,
 ) -> dict:
     """Rows of errors of one cell, and what became of its runs.
 
@@ -65,7 +70,7 @@ def measure_cell(
 _latest: tuple[str, ParticleRun] | None = None
 
 
-def _whole(study: Study, device: str, depth: int) -> ParticleRun:
+def _whole(study: SweepSetting, device: str, depth: int) -> ParticleRun:
     """The model with the whole law in every layer; kept, since cells of a depth come together."""
     global _latest
     key = digest(study.as_dict(), device, depth)
@@ -75,7 +80,7 @@ def _whole(study: Study, device: str, depth: int) -> ParticleRun:
 
 
 def train_seeds(
-    study: Study, device: str, depth: int, count: int | None, together: int
+    study: SweepSetting, device: str, depth: int, count: int | None, together: int
 ) -> ParticleRun:
     """All seeds, so many at a time: the same bits as all at once. The whole law needs but one."""
     seeds = range(1 if count is None else study.sizes.seeds)
@@ -89,7 +94,7 @@ def train_seeds(
 
 
 def _train(
-    study: Study, device: str, depth: int, count: int | None, seeds: int | Sequence[int] = 1
+    study: SweepSetting, device: str, depth: int, count: int | None, seeds: int | Sequence[int] = 1
 ) -> ParticleRun:
     setting = study.setting
     return train_particles(
@@ -116,7 +121,7 @@ def memory_of_a_cell(memory: int | None, engine: Engine) -> int | None:
     return (int(SHARE * available()) if memory is None else memory) // engine.workers
 
 
-def cell_cost(study: Study, depth: int, count: int | None) -> int:
+def cell_cost(study: SweepSetting, depth: int, count: int | None) -> int:
     """Numbers touched in a cell, about: what its time is proportional to."""
     setting, seeds = study.setting, study.sizes.seeds
     exact = setting.exact

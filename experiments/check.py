@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -19,7 +18,7 @@ from ipslimit.solvers.routes import boundary_value, costate_adjoint, forward_dop
 from .frame.command import Command
 from .frame.outcome import Outcome
 from .provenance import provenance
-from .study import Flat, Setting, StudyError
+from .settings import Flat, Setting, StudyError
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -340,10 +339,5 @@ class CheckCommand(Command):
             figures={self.NAME: check_figure(checked, setting)},
             documents={"config": provenance(self.device) | made, self.NAME: numbers},
             tables={self.NAME: (rows, COLUMNS)},
+            status=0 if checked.agreed else 1,
         )
-
-    def run(self) -> Outcome:
-        outcome = super().run()
-        if not outcome.numbers["agreed"]:
-            sys.exit(1)
-        return outcome

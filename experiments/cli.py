@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
     from ipslimit.cpu.dispatch import wanted_path
 
     from .engines import EngineFailed
+    from .settings import StudyError
     from .store import CannotWrite
-    from .study import StudyError
 
     try:
         wanted_path()  # the environment's settings are arguments too

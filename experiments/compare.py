@@ -22,7 +22,7 @@ from .frame.own import is_own
 from .memory import seeds_that_fit
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name, short_name
 from .provenance import provenance
-from .study import Flat, Setting, Sizes, Study, StudyError
+from .settings import Flat, Setting, Sizes, StudyError, SweepSetting
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
@@ -292,10 +292,10 @@ class Compared:
         biases = any(setting.has_biases for setting in settings)
         return [setting.varied(biases=biases) for setting in settings]
 
-    def study(self, setting: Setting) -> Study:
+    def study(self, setting: Setting) -> SweepSetting:
         """The sweep's study of this one size, for one of the `settings`."""
         sizes = Sizes((self.depth,), (self.heads,), self.seeds, self.root_seed)
-        return Study(setting, sizes, self.tol, constant=False)
+        return SweepSetting(setting, sizes, self.tol, constant=False)
 
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
@@ -352,7 +352,9 @@ def compare(
     return [found[i] for i in range(len(studies))]
 
 
-def _compare(depth: int, heads: int, device: str, memory: int | None, study: Study) -> Comparison:
+def _compare(
+    depth: int, heads: int, device: str, memory: int | None, study: SweepSetting
+) -> Comparison:
     setting = study.setting
     problem, rule = setting.make_problem(), setting.make_rule()
     together = seeds_that_fit(study, depth, heads, memory)

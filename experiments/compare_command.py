@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from .compare import Compared, Comparison, compare, outcome
 from .frame.command import Command
 from .frame.outcome import Outcome
-from .study import Flat
+from .settings import Flat
 
 # What --quick takes in the place of sizes that are left as they are.
 QUICK = {"depth": 16, "heads": 8, "seeds": 8}

@@ -10,7 +10,7 @@ from ipslimit import Heads
 from ipslimit.solvers.limit_memory import SHARE, available, limit_bytes
 
 from .engines import processors
-from .study import DTYPES, Setting, Study, StudyError
+from .settings import DTYPES, Setting, StudyError, SweepSetting
 
 GIB = 2**30
 # Of the grid that the limit's answer is from, at least: two pairs of grids are compared.
@@ -20,7 +20,7 @@ LEAST_ELEMENTS = 32
 ERROR_COPIES = 3
 
 
-def cell_bytes(study: Study, depth: int, count: int | None, seeds: int | None = None) -> int:
+def cell_bytes(study: SweepSetting, depth: int, count: int | None, seeds: int | None = None) -> int:
     """Peak bytes of a cell whose seeds are trained `seeds` at a time, beyond those of the process.
 
     Notes
@@ -60,7 +60,7 @@ def _numbers_of_a_head(setting: Setting) -> tuple[int, int]:
     return layout.size, sum(t.numel() for t in setting.make_rule().init(heads).values())
 
 
-def seeds_that_fit(study: Study, depth: int, count: int | None, memory: int | None) -> int:
+def seeds_that_fit(study: SweepSetting, depth: int, count: int | None, memory: int | None) -> int:
     """How many seeds of a cell can be trained at a time in so many bytes.
 
     By default, in what this machine has for each of its processors.
@@ -86,7 +86,7 @@ def seeds_that_fit(study: Study, depth: int, count: int | None, memory: int | No
     return seeds
 
 
-def most_nodes(study: Study, memory: int) -> int:
+def most_nodes(study: SweepSetting, memory: int) -> int:
     """Quadrature nodes that the limit may choose, for which there is room in so many bytes.
 
     The models with the whole law in every layer must hold them as well. From `setting.nodes` to

@@ -30,7 +30,7 @@ def rates_figure(result, study) -> Figure:
     """Error against depth, fluctuation against heads, and the constant; a row per (step, variable).
 
     Points are rms over seeds, bands the middle half of the seeds, lines the fits over their
-    window. `result` is an `experiments.sweep.SweepResult`, `study` its `Study`.
+    window. `result` is an `experiments.sweep.SweepResult`, `study` its `SweepSetting`.
     """
     from matplotlib.figure import Figure
 

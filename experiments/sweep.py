@@ -24,8 +24,8 @@ from .frame.own import digest_of
 from .frame.task import Task
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
+from .settings import StudyError, SweepSetting
 from .store import NUMBER, Cells, digest, write_cell
-from .study import Study, StudyError
 
 # Of a sampled law's nodes: the one that errors are measured from, and three others.
 SCRAMBLINGS = 4
@@ -137,7 +137,7 @@ class Sweep:
 
     Parameters
     ----------
-    study : Study
+    study : SweepSetting
     folder : path
     device : "auto", "cpu", "cuda" or "cuda:i"
     engine : Engine, optional
@@ -150,7 +150,7 @@ class Sweep:
 
     def __init__(
         self,
-        study: Study,
+        study: SweepSetting,
         folder: str | os.PathLike,
         device: object = "auto",
         engine: Engine | None = None,
@@ -342,11 +342,11 @@ def _limit_errors(run: LimitRun, probes: bool, theta: list[list]) -> list[list]:
 
 
 def outcome(
-    result: SweepResult, study: Study, device: object = "auto", summary: str = ""
+    result: SweepResult, study: SweepSetting, device: object = "auto", summary: str = ""
 ) -> Outcome:
     """The result as config.json, results.csv, weak.csv, rates.json and rates.png.
 
-    `device` computed the numbers. `Study.from_dict` gives the study back that config.json, and
+    `device` computed the numbers. `SweepSetting.from_dict` gives the setting back that config.json and
     rates.json too, hold at "study".
     """
     from .plots import rates_figure  # matplotlib is slow to import; a killed sweep never needs it
@@ -367,7 +367,9 @@ def outcome(
     )
 
 
-def write_results(result: SweepResult, study: Study, folder: Path, device: object = "auto") -> None:
+def write_results(
+    result: SweepResult, study: SweepSetting, folder: Path, device: object = "auto"
+) -> None:
     """The files of `outcome`, and their rates.sha256."""
     outcome(result, study, device).write(folder)
 

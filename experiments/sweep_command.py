@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from .frame.command import Command
 from .frame.outcome import Outcome
-from .study import Flat, Sizes, Study
+from .settings import Flat, Sizes, SweepSetting
 from .summary import summary
 from .sweep import Sweep, outcome
 
@@ -20,17 +20,17 @@ class SweepCommand(Command):
     """Sweep depth and heads against the limit; fit and plot the convergence rates.
 
     Finished cells are kept in OUT/cells: run the same command again to resume. In Python,
-    Study.from_dict gives back the study that OUT/config.json holds at "study".
+    SweepSetting.from_dict gives back the study that OUT/config.json holds at "study".
     """
 
-    study: Annotated[Study, Flat] = Study()
+    study: Annotated[SweepSetting, Flat] = SweepSetting()
     verbose: bool = False
     """Print every fit, not only the headline."""
 
     NAME: ClassVar[str] = "sweep"
 
     @property
-    def chosen(self) -> Study:
+    def chosen(self) -> SweepSetting:
         """The study, or its quick variant: sizes that were given stay."""
         sizes, usual = self.study.sizes, Sizes()
         same = {n: size for n, size in QUICK.items() if getattr(sizes, n) == getattr(usual, n)}

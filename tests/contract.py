@@ -50,6 +50,8 @@ MORE = {
     "centre": "ema",
     "centre_decay": 0.7,
     "transport": True,
+    "nesterov": False,
+    "ns_steps": None,
 }
 
 

@@ -14,8 +14,8 @@ FILES = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.S)
 COMMANDS = re.findall(r"^ipslimit (.+)$", PAGE, re.M)
 # So that an example takes a second; the rest of a command is as a reader finds it.
 TINY = (
-    "--d 2 --tokens 2 --contexts 1 --probes 0 --steps 1 --record 0 1 --depths 2 4 --heads 1 2 --seeds 2 "
-    "--tol 0.1 --quadrature-tol 100 --device cpu --out out"
+    "--d 2 --tokens 2 --contexts 1 --probes 0 --steps 1 --record 0 1 --depths 2 4 --heads 1 2 "
+    "--seeds 2 --tol 0.1 --quadrature-tol 100 --device cpu --out out"
 )
 # The longest that a file of each kind may be.
 LINES = {"rule": 40, "law": 30, "unit": 60, "study": 25, "engine": 60}

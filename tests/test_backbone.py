@@ -25,7 +25,7 @@ from ipslimit.experiments.backbone.setting import BackboneSetting, ParticleSetti
 from ipslimit.experiments.backbone.text_run import group_columns, text_cell
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
-from ipslimit.experiments.study import Setting
+from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.text.corpus import CorpusSetting, load_corpus
 from ipslimit.experiments.text.transformer import Architecture, TextClassifier
 

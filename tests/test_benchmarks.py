@@ -7,7 +7,7 @@ import torch
 from benchmarks import boundary, growth, kernel, limit, limit_peers, plain, sweep, timing, training
 from benchmarks.training_peers import make_trainers
 from ipslimit import Heads
-from ipslimit.experiments.study import Study
+from ipslimit.experiments.settings import SweepSetting
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 4, 3, 2), (1, 1, 2, 6, 2, 4)])
@@ -28,7 +28,7 @@ def test_training_peers_follow_the_same_trajectory():
 
 
 def test_plain_pytorch_gives_the_numbers_of_train_particles():
-    assert sweep.verify(Study()) < 1e-10
+    assert sweep.verify(SweepSetting()) < 1e-10
 
 
 def test_plain_cost_model_recovers_its_own_costs():
@@ -39,7 +39,7 @@ def test_plain_cost_model_recovers_its_own_costs():
     model = sweep.fit(cells)
     assert model["layer"] == pytest.approx(0.3)
     assert model["head"] == pytest.approx(0.05)
-    study = Study()
+    study = SweepSetting()
     assert plain.seeds_together(512, 16) == 1 and plain.seeds_together(1, 16) == 16
     expected = 4 * (16 * 0.3 + 0.05 * 512 * 16)
     assert sweep.predict(model, study, 4, 512) == pytest.approx(expected)

@@ -23,7 +23,7 @@ from ipslimit.experiments.cli import main
 from ipslimit.experiments.frame.window import Window
 from ipslimit.experiments.intervals import over_seeds
 from ipslimit.experiments.provenance import provenance
-from ipslimit.experiments.study import StudyError
+from ipslimit.experiments.settings import StudyError
 from ipslimit.experiments.text.batches import Batch
 from ipslimit.experiments.text.corpus import CorpusSetting
 from ipslimit.experiments.text.transformer import Architecture, TextClassifier

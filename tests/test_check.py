@@ -10,7 +10,7 @@ import pytest
 
 from ipslimit.experiments.check import COLUMNS, check_limit
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.study import Setting
+from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.together import read_together
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.scheme import System

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare import Compared, compare, comparison_figure, write_comparison
-from ipslimit.experiments.study import Setting
+from ipslimit.experiments.compare import Compared, compare, comparison_figure, outcome
+from ipslimit.experiments.settings import Setting
 from ipslimit.measure.errors import quadrature_table
 
 PAIR = Compared(
@@ -43,7 +43,7 @@ def compared():
 
 
 def test_quadrature_error_is_a_column_in_the_norm_of_the_errors(compared, tmp_path):
-    write_comparison(compared, PAIR, tmp_path, "cpu")
+    outcome(compared, PAIR, "cpu").write(tmp_path)
     with open(tmp_path / "errors.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["rule"] == "adamw"]
     for variable in "xp":
@@ -77,7 +77,7 @@ def test_quadrature_error_is_in_the_figure_and_printed(compared, capsys, tmp_pat
 
 
 def test_config_holds_the_settings_and_what_became_of_the_limits(compared, tmp_path):
-    write_comparison(compared, PAIR, tmp_path, "cpu")
+    outcome(compared, PAIR, "cpu").write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     pair = config["pair"]
     assert (pair["depth"], pair["heads"], pair["seeds"], pair["tol"]) == (4, 2, 2, 1e-3)

@@ -111,7 +111,7 @@ def test_entries_kept_by_different_processes_work_together(tmp_path):
 WITHOUT_COMPILER = """
 import hashlib
 import torch
-from ipslimit.experiments.study import Setting
+from ipslimit.experiments.settings import Setting
 from ipslimit import train_particles
 from ipslimit.solvers import solve_limit
 setting = Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=8, steps=2)

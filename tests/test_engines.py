@@ -19,10 +19,10 @@ from ipslimit.experiments.engines import (
 from ipslimit.experiments.engines.local import REPLACEMENTS
 from ipslimit.experiments.frame import own
 from ipslimit.experiments.frame.runner import alone
-from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.experiments.sweep import Sweep
 
-SMALL = Study(
+SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=4, steps=2, eps=0.1),
     Sizes(depths=(2, 4, 8), heads=(1, 4), seeds=3),
     tol=1e-4,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ipslimit import Problem, attention_field, train_particles
+from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.studies.fair import FairSetting
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.worst import (
@@ -16,7 +17,6 @@ from ipslimit.experiments.studies.worst import (
     project,
     random_contexts,
 )
-from ipslimit.experiments.study import Setting
 from ipslimit.solvers import solve_limit
 
 BASE = FairSetting(d=5, m=2, tokens=4, contexts=3, probes=2, atoms=3, eps=1e-2, lr=0.05, steps=2)

@@ -389,13 +389,15 @@ def test_options_that_all_have_mean_one_thing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Command, "run", lambda self: asked.append(self))
     engine = tmp_path / "mine.py"
     engine.write_text(ENGINE)
-    given = f"--workers 2 --device cpu --quick --json --out {tmp_path} --engine {engine}:Batch"
+    given = {"workers": 2, "device": "cpu", "out": tmp_path, "engine": f"{engine}:Batch"}
+    given = {option: value for option, value in given.items() if option not in kind_of(name).CANNOT}
+    flags = [str(part) for option, value in given.items() for part in (f"--{option}", value)]
     data = ["--data", TEXT] if name == "rebalance" else []
-    main([*name.split(), *data, *given.split()])
+    main([*name.split(), *data, "--quick", "--json", *flags])
     command = asked[0]
     assert type(command) is kind_of(name) and command.NAME == name.split()[-1]
-    assert (command.workers, command.device, command.folder) == (2, "cpu", tmp_path)
-    assert command.quick and command.json and command.engine == f"{engine}:Batch"
+    assert command.quick and command.json and command.folder == tmp_path
+    assert all(getattr(command, option) == value for option, value in given.items())
     # nobody gives them a meaning of his own
     for part in ("run", "chosen_engine", "folder", "place", "memory_bytes", "computed"):
         assert not any(part in vars(kind) for kind in type(command).mro() if kind is not Command)

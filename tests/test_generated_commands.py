@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ipslimit.experiments import cli
 from ipslimit.experiments.choices import CHOICES
-from ipslimit.experiments.study import Setting
+from ipslimit.experiments.settings import Setting
 
 README = str(Path(__file__).parents[1] / "README.md")
 FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}

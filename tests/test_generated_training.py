@@ -25,8 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipslimit import Atoms, Heads, Problem, TruncatedNormal, XavierUniform
-from ipslimit.experiments.cells import _train_in_parts
-from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.cells import train_seeds
+from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.model.runs import joined
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.picard import NotContracting
@@ -198,11 +198,11 @@ def test_seeds_in_parts_are_seeds_at_once_where_some_diverge(rule, rebalance):
         momentum=0.0,
         rebalance=rebalance,
     )
-    study = Study(setting, Sizes((3,), (2,), 11))
-    whole = _train_in_parts(study, "cpu", 3, 2, 11)
+    study = SweepSetting(setting, Sizes((3,), (2,), 11))
+    whole = train_seeds(study, "cpu", 3, 2, 11)
     assert 1 <= int(whole.diverged.sum()) <= 10
     for together in (1, 3, 4):
-        assert_same_seeds(whole, whole.seeds, _train_in_parts(study, "cpu", 3, 2, together))
+        assert_same_seeds(whole, whole.seeds, train_seeds(study, "cpu", 3, 2, together))
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=5, unique=True), rules())

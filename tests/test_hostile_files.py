@@ -21,6 +21,7 @@ from ipslimit.experiments.boundary.experiment import (
     BoundaryExperiment,
     BoundarySetting,
 )
+from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.experiments.store import (
     Cells,
     DamagedFile,
@@ -29,11 +30,10 @@ from ipslimit.experiments.store import (
     write_blob,
     write_cell,
 )
-from ipslimit.experiments.study import Setting, Sizes, Study
 from ipslimit.experiments.sweep import Sweep
 
 ROOT = Path(__file__).parents[1]
-STUDY = Study(
+STUDY = SweepSetting(
     Setting(d=2, m=2, tokens=3, contexts=2, probes=1, atoms=3, steps=1),
     Sizes((2, 4, 8), (1, 2), 3),
     tol=1e-2,
@@ -292,8 +292,13 @@ class TestRebalance:
 
 EXECUTING = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 # Whose purpose is to run what a user asks for: kept compiled code, what one process sends to its
-# workers and they send back, and the user's own files.
-RUNNING = {"ipslimit/compilation.py", "experiments/engines/carry.py", "experiments/frame/own.py"}
+# workers and they send back, and the user's own files; and a step made of a text of our own.
+RUNNING = {
+    "ipslimit/compilation.py",
+    "ipslimit/cpu/rules.py",
+    "experiments/engines/carry.py",
+    "experiments/frame/own.py",
+}
 
 
 def modules(tree):

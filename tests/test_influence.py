@@ -8,6 +8,7 @@ import torch
 from builders import small_atoms, small_problem
 
 from ipslimit import AdamW, Atoms, Heads, Problem, train_particles
+from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.studies.influence import Influence
 from ipslimit.experiments.studies.redraw import (
     bound_ratio,
@@ -16,7 +17,6 @@ from ipslimit.experiments.studies.redraw import (
     measure_redraws,
     redraw,
 )
-from ipslimit.experiments.study import Setting
 from ipslimit.model.particles import draw_generator, train_from
 from ipslimit.model.runs import empty_run
 

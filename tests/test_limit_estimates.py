@@ -15,7 +15,7 @@ import torch
 from builders import F64, small_atoms, small_problem
 
 from ipslimit import SGD, AdamW, Atoms, BlockAdamW, Heads, Problem, Rebalance, SBOAdamW
-from ipslimit.experiments.study import Setting, Study
+from ipslimit.experiments.settings import Setting, SweepSetting
 from ipslimit.model.heads import BIASES
 from ipslimit.model.particles import recorded_steps
 from ipslimit.solvers import solve_limit
@@ -263,7 +263,9 @@ def test_estimates_in_float32_are_honest_down_to_its_rounding():
 def test_the_default_study_costs_what_it_did():
     setting = Setting()
     problem, rule, recorded = setting.make_problem(), setting.make_rule(), setting.recorded
-    run = solve_limit(problem, rule, setting.steps, Study().tol, recorded, "cpu", method="march")
+    run = solve_limit(
+        problem, rule, setting.steps, SweepSetting().tol, recorded, "cpu", method="march"
+    )
     assert run.status == "converged" and run.cost["field"] == 7976  # with the order trusted, too
 
 

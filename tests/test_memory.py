@@ -11,11 +11,11 @@ import pytest
 
 from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
-from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
+from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.sweep import Sweep
 from ipslimit.solvers.limit_memory import available, limit_bytes
 
-SMALL = Study(
+SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
     Sizes(depths=(4, 8), heads=(1, 4), seeds=5),
     tol=1e-4,
@@ -25,7 +25,7 @@ import json, sys
 from pathlib import Path
 import torch
 from ipslimit.experiments.cells import measure_cell
-from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.solvers import solve_limit
 
 def peak():
@@ -38,10 +38,10 @@ given = json.loads(sys.argv[1])
 setting = Setting(**given["setting"])
 limit = solve_limit(setting.make_problem(), setting.make_rule(), setting.steps, 1e-2,
                     setting.recorded, "cpu", **setting.quadrature())
-small = Study(setting, Sizes((2,), (2,), 2), constant=given["constant"])
+small = SweepSetting(setting, Sizes((2,), (2,), 2), constant=given["constant"])
 measure_cell(small, "cpu", limit, 2**40, 2, 2)  # compiles, and loads what the cell will use
 before = peak()
-study = Study(setting, Sizes((given["depth"],), (given["heads"],), given["seeds"]),
+study = SweepSetting(setting, Sizes((given["depth"],), (given["heads"],), given["seeds"]),
               constant=given["constant"])
 measure_cell(study, "cpu", limit, given["memory"], given["depth"], given["heads"])
 print(json.dumps(peak() - before))
@@ -62,7 +62,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_memory_is_within_30_percent_of_the_peak(case):
     setting, depth, heads, seeds, constant = CASES[case]
-    study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
+    study = SweepSetting(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
     given = {
         "setting": setting,
         "depth": depth,
@@ -94,7 +94,7 @@ LARGE = {
 @pytest.mark.parametrize("case", LARGE)
 def test_large_cells_run_to_the_end(case, capsys):
     setting, depth, heads, seeds, constant = LARGE[case]
-    study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
+    study = SweepSetting(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
     given = {
         "setting": setting,
         "depth": depth,
@@ -116,7 +116,7 @@ def test_large_cells_run_to_the_end(case, capsys):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
 def test_a_cell_keeps_to_the_memory_it_was_given():
     setting, depth, heads, seeds, constant = CASES["constant"]
-    study = Study(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
+    study = SweepSetting(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
     memory = cell_bytes(study, depth, heads, 2)
     assert seeds_that_fit(study, depth, heads, memory) == 2 < seeds
     given = {
@@ -174,7 +174,7 @@ def test_bytes_grow_as_the_sizes_do():
 
 def test_the_limit_takes_no_more_nodes_than_there_is_room_for():
     setting = Setting(d=3, m=2, law="xavier", nodes=16, max_nodes=1024, steps=2)
-    study = Study(setting, Sizes(depths=(4, 8), heads=(1,), seeds=2))
+    study = SweepSetting(setting, Sizes(depths=(4, 8), heads=(1,), seeds=2))
 
     def needed(nodes):
         problem, rule = setting.make_problem(), setting.make_rule()

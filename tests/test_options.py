@@ -12,8 +12,9 @@ from ipslimit.experiments import cli
 from ipslimit.experiments.frame.options import Options, help_of, options_of
 from ipslimit.experiments.frame.own import PREFIX
 from ipslimit.experiments.plots import caption
+from ipslimit.experiments.settings import Setting, SweepSetting
 from ipslimit.experiments.studies.degenerate import FlatSetting
-from ipslimit.experiments.study import Setting, Study
+from ipslimit.experiments.sweep_command import SweepCommand
 
 RULE = '''
 """A rule of one's own, with an option that no other has."""
@@ -105,7 +106,7 @@ def test_a_rule_and_a_law_of_ones_own_are_swept_and_come_back(mine, capsys):
     assert setting["rule"] == "mine.py:Signum" and setting["law"] == "law.py:Clusters"
     assert setting["rule_options"] == {"lr": 0.05, "keep": 0.5}
     assert setting["law_options"] == {"spread": 2.0}
-    study = Study.from_dict(content)
+    study = SweepSetting.from_dict(content)
     assert study.as_dict() == {**content, "sizes": study.sizes.as_dict()}
     rule = study.setting.make_rule()
     assert (type(rule).__name__, rule.keep) == ("Signum", 0.5)
@@ -128,7 +129,9 @@ def test_a_file_that_was_edited_is_not_taken_for_the_old_one(mine):
     assert edited != setting and edited.rule_options == setting.rule_options
     swept("--rule mine.py:Signum")
     assert len(list((mine / "out/cells").glob("L*"))) == 2 * cells
-    assert Study.from_dict(content).setting.rule_digest == setting.rule_digest  # still known here
+    assert (
+        SweepSetting.from_dict(content).setting.rule_digest == setting.rule_digest
+    )  # still known here
 
 
 def test_what_was_computed_with_another_text_is_refused(mine, monkeypatch):
@@ -136,7 +139,7 @@ def test_what_was_computed_with_another_text_is_refused(mine, monkeypatch):
     (mine / "mine.py").write_text(RULE + "# edited\n")
     for name in [name for name in sys.modules if name.startswith(PREFIX)]:
         monkeypatch.delitem(sys.modules, name)  # as in a process that begins
-    for refused in (lambda: Study.from_dict(content), pickle.loads(sent).make_rule):
+    for refused in (lambda: SweepSetting.from_dict(content), pickle.loads(sent).make_rule):
         with pytest.raises(ValueError, match=r"rule must be out of the text of mine\.py") as error:
             refused()
         assert "\n" not in str(error.value)
@@ -231,7 +234,7 @@ def test_another_rule_keeps_the_values_of_what_it_has_too(mine):
 
 def test_a_rule_chosen_by_flag_has_its_own_defaults(mine, monkeypatch):
     chosen = []
-    monkeypatch.setattr(cli.SweepCommand, "run", lambda self: chosen.append(self.study.setting))
+    monkeypatch.setattr(SweepCommand, "run", lambda self: chosen.append(self.study.setting))
     cli.main("sweep --rule mine.py:Signum --out out".split())
     cli.main("sweep --rule sgd --lr 0.5 --out out".split())
     assert chosen[0].rule_options == {"lr": 0.05, "keep": 0.75}

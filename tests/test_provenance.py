@@ -11,7 +11,7 @@ import torch
 
 import ipslimit
 from ipslimit.experiments.provenance import provenance
-from ipslimit.experiments.study import Setting, Sizes, Study
+from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.experiments.sweep import Sweep
 
 
@@ -35,10 +35,10 @@ def test_versions_and_machine_are_named(monkeypatch):
 
 def test_a_kernel_that_was_asked_for_is_named_and_decides_no_cell(monkeypatch, tmp_path):
     monkeypatch.delenv("IPSLIMIT_KERNEL", raising=False)
-    before = Sweep(Study(), tmp_path, "cpu").path((4, 1))
+    before = Sweep(SweepSetting(), tmp_path, "cpu").path((4, 1))
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
     assert provenance("cpu")["machine"]["IPSLIMIT_KERNEL"] == "eager"
-    assert Sweep(Study(), tmp_path, "cpu").path((4, 1)) == before
+    assert Sweep(SweepSetting(), tmp_path, "cpu").path((4, 1)) == before
 
 
 OF_RULE = ("setting", "rule_options")
@@ -47,14 +47,14 @@ OF_RULE = ("setting", "rule_options")
 @pytest.mark.parametrize(
     "study",
     [
-        Study(),
-        Study(Setting(record=(0, 1), biases=True, lr=1), Sizes((2,), (4, 8), 3), tol=1e-3),
-        Study(Setting(law="xavier", rule="sbo"), constant=False),
+        SweepSetting(),
+        SweepSetting(Setting(record=(0, 1), biases=True, lr=1), Sizes((2,), (4, 8), 3), tol=1e-3),
+        SweepSetting(Setting(law="xavier", rule="sbo"), constant=False),
     ],
 )
 def test_a_study_comes_back_from_what_was_written_of_it(study):
-    assert Study.from_dict(study.as_dict()) == study
-    again = Study.from_dict(json.loads(json.dumps(study.as_dict())))
+    assert SweepSetting.from_dict(study.as_dict()) == study
+    again = SweepSetting.from_dict(json.loads(json.dumps(study.as_dict())))
     assert again == study
     assert isinstance(again.sizes.depths, tuple) and isinstance(again.setting, Setting)
 
@@ -78,7 +78,7 @@ def test_a_study_comes_back_from_what_was_written_of_it(study):
     ],
 )
 def test_what_is_no_study_is_refused_by_name(at, change, kind, words):
-    content = json.loads(json.dumps(Study().as_dict()))
+    content = json.loads(json.dumps(SweepSetting().as_dict()))
     part = content
     for name in at:
         part = part[name]
@@ -88,5 +88,5 @@ def test_what_is_no_study_is_refused_by_name(at, change, kind, words):
         else:
             part[name] = value
     with pytest.raises(kind, match=words) as refused:
-        Study.from_dict(content)
+        SweepSetting.from_dict(content)
     assert "\n" not in str(refused.value)

@@ -25,7 +25,7 @@ from ipslimit.experiments.rebalance.experiment import (
 )
 from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
 from ipslimit.experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
-from ipslimit.experiments.study import StudyError
+from ipslimit.experiments.settings import StudyError
 from ipslimit.experiments.text.training import Recipe
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed

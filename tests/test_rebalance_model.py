@@ -15,8 +15,8 @@ from ipslimit.experiments.rebalance.corpus import (
     tokenize,
     windows,
 )
+from ipslimit.experiments.settings import StudyError
 from ipslimit.experiments.store import DamagedFile
-from ipslimit.experiments.study import StudyError
 from ipslimit.experiments.text.training import Recipe, Trainer, held_out_loss
 from ipslimit.experiments.text.transformer import VARIANTS, Shape, make_decoder, rotate, rotation
 from ipslimit.experiments.text.wikipedia import plain_text, read_dump

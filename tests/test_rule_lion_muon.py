@@ -13,7 +13,6 @@ from builders import (
     small_atoms,
     small_problem,
 )
-from test_particles import assert_same_seed, bitwise
 from test_rules import gradients, train
 
 from ipslimit import Lion, Muon, Rebalance, train_particles
@@ -141,17 +140,6 @@ def test_bad_options_are_refused_by_name():
 
 
 # ------------------------------------------------------------------------------ in both models
-
-
-@EVERY_RULE
-@pytest.mark.parametrize("path", ["eager", "auto"])
-def test_a_seed_alone_is_the_seed_in_a_batch_bit_by_bit(rule, path, monkeypatch):
-    monkeypatch.setenv("IPSLIMIT_KERNEL", path)
-    problem = small_problem(small_atoms(16, 4, 8, BIASES, scale=0.3), B=2, N=4)
-    batch = train_particles(problem, rule, 3, 8, 3, seeds=4, record=[0, 3], device="cpu")
-    for s in (0, 3):
-        alone = train_particles(problem, rule, 3, 8, 3, seeds=[s], record=[0, 3], device="cpu")
-        assert_same_seed(batch, s, alone, 0, bitwise)
 
 
 @EVERY_RULE

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ipslimit.experiments.study import Sizes
+from ipslimit.experiments.settings import Sizes
 from ipslimit.measure.rates import fit_rates
 from ipslimit.measure.rates.cells import Floor
 from ipslimit.measure.rates.choices import choices

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ipslimit import train_particles
+from ipslimit.experiments.settings import Sizes
 from ipslimit.experiments.store import finite
 from ipslimit.experiments.studies.degenerate import FlatSetting, TangentialSetting, turned_shares
 from ipslimit.experiments.studies.finding import as_dict
 from ipslimit.experiments.studies.search import PointSetting, ascend, random_point, slope_of_x
 from ipslimit.experiments.studies.sharpness import SEARCHED, Sharpness, verdict
-from ipslimit.experiments.study import Sizes
 from ipslimit.measure.rates import Trend, fit_trend
 from ipslimit.solvers import solve_limit
 

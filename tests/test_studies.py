@@ -17,6 +17,7 @@ import pytest
 
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.store import write_cell
 from ipslimit.experiments.studies import scaling, uniform
 from ipslimit.experiments.studies.base import ClauseStudy
@@ -26,7 +27,6 @@ from ipslimit.experiments.studies.finding import write_finding
 from ipslimit.experiments.studies.report import read_finding, report
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.search import PointSetting
-from ipslimit.experiments.study import Setting
 from ipslimit.measure.rates import equivalence
 from ipslimit.measure.rates.share import BENT, HELD, OPEN, SLOWER
 
@@ -379,7 +379,7 @@ def test_report_may_hold_a_study_twice_and_any_text(folders):
         (["steps", "--record", "0", "5"], "record must name three or more steps"),
         (["epsilon", "--eps-values", "0"], "eps_values must be a finite number"),
         (["epsilon", "--eps-values", "0.1", "0.1"], "eps_values must be distinct"),
-        (["epsilon", "--rule", "sgd"], "rule must have the option eps"),
+        (["epsilon", "--rule", "sgd"], "eps is an option of adamw, block-adamw,"),
         (["epsilon", "--raw-eps", "1"], "raw_eps must be a finite number"),
         (["tokens", "--token-counts", "512"], "token_counts must be at most 256"),
         (["tokens", "--depths", "4", "8"], "depths and heads must each name one size"),

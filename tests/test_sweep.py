@@ -16,11 +16,11 @@ from ipslimit import train_particles
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.compare import Compared, compare
 from ipslimit.experiments.plots import rates_figure
-from ipslimit.experiments.study import Setting, Sizes, Study, StudyError
+from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.summary import summary
 from ipslimit.experiments.sweep import Sweep, write_results
 
-SMALL = Study(
+SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
     Sizes(depths=(2, 4, 8), heads=(1, 4, 16), seeds=4),
     tol=1e-4,
@@ -101,7 +101,7 @@ def test_config_is_enough_to_repeat_the_study(finished):
     _, folder = finished
     for name in ("config.json", "rates.json"):  # either can stand alone
         content = json.loads((folder / name).read_text())
-        assert Study.from_dict(content["study"]) == SMALL
+        assert SweepSetting.from_dict(content["study"]) == SMALL
         assert content["versions"]["numpy"] == numpy.__version__
         assert content["machine"]["device"] == "cpu"
 
@@ -173,7 +173,7 @@ def test_cells_besides_the_product(tmp_path):
     )
     assert fit.window == (2, 4, 8, 16)
     assert [depth for depth, _ in result.limit["theta"][1][1:]] == [2, 4, 8, 16]
-    assert Study.from_dict(json.loads(json.dumps(study.as_dict()))) == study
+    assert SweepSetting.from_dict(json.loads(json.dumps(study.as_dict()))) == study
     write_results(result, study, tmp_path)
 
 
@@ -282,7 +282,7 @@ def test_diverged_runs_are_counted_flagged_and_drawn(tmp_path, monkeypatch):
 
 
 def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
-    study = Study(
+    study = SweepSetting(
         Setting(d=2, m=2, tokens=3, contexts=2, probes=0, law="xavier", nodes=16, steps=1, eps=0.1),
         Sizes((2, 4, 8), (2, 4), 3),
         tol=1e-3,
@@ -314,7 +314,7 @@ def test_models_with_the_whole_law_hold_the_nodes_of_the_limit(tmp_path):
     sizes = Sizes((2,), (2,), 2)
 
     def swept(name, **options):
-        study = Study(setting.varied(**options), sizes, tol=1e-3)
+        study = SweepSetting(setting.varied(**options), sizes, tol=1e-3)
         return Sweep(study, tmp_path / name, "cpu").run(progress=False)
 
     tol = 0.3 * swept("fixed").limit["quadrature_error"]

@@ -9,10 +9,10 @@ import pytest
 
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.frame.own import own_class
+from ipslimit.experiments.settings import Setting, SweepSetting
 from ipslimit.experiments.studies.command import own_study
 from ipslimit.experiments.studies.finding import read_finding
 from ipslimit.experiments.studies.varied import differences
-from ipslimit.experiments.study import Setting, Study
 from ipslimit.experiments.sweep import Sweep
 from ipslimit.measure.rates import fit_rates
 
@@ -148,7 +148,7 @@ def test_cells_of_a_setting_of_ones_own_are_those_of_its_text(file, tmp_path):
 
     def cells(body):
         setting = own_class("setting", file(text.format(body))[:-11] + "Mine", Setting)()
-        return Sweep(Study(setting), tmp_path, "cpu")._limit_path
+        return Sweep(SweepSetting(setting), tmp_path, "cpu")._limit_path
 
     assert cells("A") == cells("A") != cells("B")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ..frame.command import ON_TEXT, ExperimentCommand
 from ..frame.outcome import Outcome
-from ..study import Flat
+from ..settings import Flat
 from .experiment import BackboneCell, BackboneExperiment
 from .results import BackboneResult, summary
 from .setting import BackboneSetting

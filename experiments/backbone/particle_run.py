@@ -23,7 +23,7 @@ from ipslimit.model.particles import train_from
 from ipslimit.model.runs import empty_run
 from ipslimit.solvers import LimitRun, solve_limit
 
-from ..study import Setting, StudyError
+from ..settings import Setting, StudyError
 from .geometry import describe, mean_absolute
 from .setting import ParticleSetting
 

@@ -16,7 +16,7 @@ from ..frame.fields import (
     Real,
     Whole,
 )
-from ..study import Flat, Setting
+from ..settings import Flat, Setting
 from ..text.corpus import CorpusSetting
 from ..text.transformer import Architecture
 from .optimizers import TextOptimizer

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ..frame.command import ON_TEXT, ExperimentCommand
 from ..frame.outcome import Outcome
-from ..study import Flat
+from ..settings import Flat
 from .experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
 from .results import BoundaryResult, summary
 

@@ -13,8 +13,8 @@ from ..engines import Engine
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Distinct, NotNegative, Of, Positive
 from ..frame.task import Task
+from ..settings import Flat
 from ..store import NUMBER
-from ..study import Flat
 from ..text.corpus import CorpusSetting, load_corpus
 from ..text.training import evaluate
 from ..text.transformer import Architecture

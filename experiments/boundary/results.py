@@ -9,7 +9,7 @@ import numpy as np
 
 from ..frame.window import Window
 from ..intervals import SeedMean, over_seeds
-from ..study import StudyError
+from ..settings import StudyError
 from .experiment import CURVES, BoundaryCell, BoundarySetting, early_cells
 from .methods import METHODS
 

@@ -76,7 +76,7 @@ class Command(abc.ABC):
     def measure(self, progress: bool = True) -> Outcome:
         """Compute what is missing; writes nothing but the cells."""
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Measure, write and print; for settings that `check` has passed."""
         outcome = self.measure()
         files = outcome.write(self.folder)
@@ -85,7 +85,8 @@ class Command(abc.ABC):
         for text in outcome.damaged:
             print(f"damaged result file: {text}", file=beside)
         print(f"\nwritten to {self.folder}: {', '.join(files)}", file=beside)
-        return outcome
+        if outcome.status:
+            sys.exit(outcome.status)
 
     def chosen_engine(self, here: type[InProcess] = InProcess) -> Engine | None:
         """What was asked for; None for the faster local one."""

@@ -34,6 +34,8 @@ class Outcome:
         Name of a CSV file -> its rows and columns.
     damaged : list of str
         Result files that could not be trusted, where the numbers do not tell of them.
+    status : int
+        With which the program ends.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Outcome:
     documents: dict[str, dict] | None = None
     tables: dict[str, tuple[Iterable[dict], list[str]]] = dataclasses.field(default_factory=dict)
     damaged: list[str] = dataclasses.field(default_factory=list)
+    status: int = 0
 
     def write(self, folder: Path) -> list[str]:
         """All the files, or none of them; returns their names."""

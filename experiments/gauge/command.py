@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ..frame.command import NO_MEMORY, ExperimentCommand
 from ..frame.outcome import Outcome
-from ..study import Flat
+from ..settings import Flat
 from .experiment import AS_IT_IS, GaugeCell, GaugeExperiment, GaugeSetting, numbers
 from .results import COLUMNS, GaugeResult
 

@@ -19,8 +19,8 @@ from ..engines import InProcess
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
 from ..frame.task import Task
+from ..settings import Flat, Setting
 from ..store import finite
-from ..study import Flat, Setting
 
 TREATMENTS = ("none", "soft", "hard")
 # Either model in a cell, whose non-finite numbers are text.

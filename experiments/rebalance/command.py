@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ..frame.command import ON_TEXT, ExperimentCommand
 from ..frame.outcome import Outcome
-from ..study import Flat
+from ..settings import Flat
 from ..text.transformer import make_decoder
 from .experiment import RebalanceCell, RebalanceExperiment, RebalanceSetting
 from .results import COLUMNS, RebalanceResult, summary

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..settings import StudyError
 from ..store import DamagedFile, digest, read_blob, write_blob
-from ..study import StudyError
 from ..text.wikipedia import wikipedia_articles
 
 WIKIPEDIA = "wikipedia"

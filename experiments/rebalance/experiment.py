@@ -17,8 +17,8 @@ import numpy as np
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Some, Whole
 from ..frame.task import Task
+from ..settings import Flat, StudyError
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
-from ..study import Flat, StudyError
 from ..text.training import Recipe, Trainer, held_out_loss
 from ..text.transformer import VARIANTS, Shape
 from .arms import ARMS, BASE, BY_NAME, Treatment, run_arm

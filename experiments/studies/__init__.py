@@ -1,6 +1,6 @@
 """One file a clause of the theorem, and what a study of one's own is made of."""
 
-from ..study import Setting, Sizes
+from ..settings import Setting, Sizes
 from .base import ClauseStudy
 from .varied import VariedStudy
 

@@ -16,7 +16,7 @@ from ..frame.command import Command
 from ..frame.fields import Distinct
 from ..frame.outcome import Outcome
 from ..plots import caption
-from ..study import Flat, Setting, Sizes, Study
+from ..settings import Flat, Setting, Sizes, SweepSetting
 from ..sweep import Sweep, SweepResult, run_sweeps
 from .finding import Finding, Measured, number_of, outcome
 
@@ -108,11 +108,13 @@ class ClauseStudy(Command):
     def find(self, progress: bool = True) -> Finding:
         """Measure; writes nothing but the cells."""
 
-    def study(self, setting: Setting, sizes: Sizes | None = None, constant: bool = False) -> Study:
+    def study(
+        self, setting: Setting, sizes: Sizes | None = None, constant: bool = False
+    ) -> SweepSetting:
         """A sweep's study in this one's sizes."""
-        return Study(setting, sizes or self.sizes, self.tol, constant)
+        return SweepSetting(setting, sizes or self.sizes, self.tol, constant)
 
-    def sweep(self, studies: list[Study], progress: bool = True) -> list[SweepResult]:
+    def sweep(self, studies: list[SweepSetting], progress: bool = True) -> list[SweepResult]:
         """All of the studies, behind one progress bar."""
         where = (self.folder, self.device, self.chosen_engine(), self.memory_bytes)
         sweeps = [Sweep(study, *where) for study in studies]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ..frame.plot import label
 from ..plots import NAMES, along, cells_of, legend_below, log_axes, look, triangle
-from ..study import Flat, Setting, Sizes
+from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import NORMS, find_fit, told
 from .finding import Finding, Measured, Picture, Table, counted_steps

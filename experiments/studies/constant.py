@@ -12,7 +12,7 @@ from ipslimit.measure.fluctuation import is_linear
 
 from ..frame.plot import label, ticks_at
 from ..plots import NAMES, SMALL, along, bars, cells_of, look
-from ..study import Flat, Setting, Sizes, StudyError
+from ..settings import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table, number_in
 from .panels import legend, legend_outside, page, scatter

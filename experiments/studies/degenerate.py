@@ -23,7 +23,7 @@ from ipslimit.measure.rates import fit_trend
 
 from ..frame.fields import Positive
 from ..plots import cells_of
-from ..study import DTYPES, Setting
+from ..settings import DTYPES, Setting
 from ..sweep import SweepResult
 from .base import find_fit
 from .finding import Measured

@@ -10,7 +10,7 @@ from ipslimit.checks import require_int
 
 from ..frame.plot import label
 from ..plots import COLOURS, legend_below, log_axes
-from ..study import Flat, Sizes
+from ..settings import Flat, Sizes
 from .base import NORMS
 from .fair import FairSetting
 from .families import (

@@ -17,8 +17,8 @@ from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
 from ..frame.task import Task
 from ..plots import NAMES, look
+from ..settings import Flat, Setting, Sizes
 from ..store import NUMBER
-from ..study import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import GUIDES, VARIABLES, find_fit, notes_of, require_distinct, told
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_of

@@ -24,7 +24,7 @@ import torch
 from ipslimit import Atoms, Heads, Problem
 
 from ..frame.fields import Natural, Positive
-from ..study import DTYPES, Setting
+from ..settings import DTYPES, Setting
 
 
 @dataclasses.dataclass(frozen=True, init=False)

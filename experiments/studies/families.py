@@ -13,7 +13,7 @@ from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import fit_slopes
 
 from ..plots import cells_of
-from ..study import Setting
+from ..settings import Setting
 from ..sweep import SweepResult
 from .base import ClauseStudy, shared_caption, sweep_notes
 from .finding import number_in

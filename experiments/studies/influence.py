@@ -16,8 +16,8 @@ from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
 from ..frame.task import Task
 from ..plots import NAMES, bars, look
+from ..settings import Flat, Setting, Sizes, StudyError
 from ..store import NUMBER
-from ..study import Flat, Setting, Sizes, StudyError
 from .base import UNKNOWN, VARIABLES, ClauseStudy, require_distinct
 from .finding import Finding, Measured, Picture, Table, number_in, number_of
 from .panels import legend_outside, page

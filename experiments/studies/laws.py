@@ -9,7 +9,7 @@ from ipslimit.measure.errors import root_mean_square
 
 from ..frame.plot import label
 from ..plots import NAMES, biases, cells_of, fluctuations, legend_below, log_axes
-from ..study import Flat, Setting, Sizes
+from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import BOUND, NORMS, find_fit, notes_of, told
 from .finding import Finding, Picture, Table, counted_steps

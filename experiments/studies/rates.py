@@ -23,7 +23,7 @@ from ..plots import (
     look,
     triangle,
 )
-from ..study import Flat, Setting, Sizes
+from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import (
     BOUND,

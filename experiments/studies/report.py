@@ -10,8 +10,8 @@ from pathlib import Path
 
 import tyro
 
+from ..settings import StudyError
 from ..store import prepare_folder, replacing
-from ..study import StudyError
 from .finding import Measured, read_finding
 
 STYLE = """

@@ -20,7 +20,7 @@ from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
 from ..frame.task import Task
 from ..plots import along, bars, cells_of, legend_below, log_axes, look, shade
-from ..study import Flat, Setting, Sizes
+from ..settings import Flat, Setting, Sizes
 from .base import NORMS, ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Picture, Table, number_in
 from .panels import legend, page, scatter

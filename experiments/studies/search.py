@@ -17,7 +17,7 @@ import torch
 from ipslimit import Atoms, Heads, Problem, train_particles
 
 from ..frame.fields import Real
-from ..study import DTYPES, Setting, Sizes
+from ..settings import DTYPES, Setting, Sizes
 
 # Largest entries of contexts and targets, and of the atoms' matrices.
 LARGEST_STATE, LARGEST_WEIGHT = 2.0, 1.5

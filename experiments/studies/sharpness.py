@@ -14,8 +14,8 @@ from ipslimit.measure.rates import Trend, fit_trend
 from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.task import Task
 from ..plots import cells_of
+from ..settings import Flat, Setting, Sizes, StudyError
 from ..store import NUMBER
-from ..study import Flat, Setting, Sizes, StudyError
 from ..sweep import SweepResult
 from .base import UNKNOWN, ClauseStudy, fit_rows, measured_fit, require_distinct, sweep_notes, told
 from .degenerate import (

@@ -14,7 +14,7 @@ from ipslimit.measure.rates import Trend, fit_trend
 
 from ..frame.plot import label
 from ..plots import NAMES, cells_of, look
-from ..study import Flat, Setting, Sizes
+from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import NORMS, ClauseStudy, find_fit, fit_rows, notes_of
 from .finding import Finding, Measured, Picture, Table, number_in

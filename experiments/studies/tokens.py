@@ -9,7 +9,7 @@ from ipslimit.checks import require_int
 
 from ..frame.plot import label
 from ..plots import COLOURS, NAMES, legend_below, log_axes
-from ..study import Flat, Sizes
+from ..settings import Flat, Sizes
 from ..sweep import SweepResult
 from .base import NORMS
 from .fair import FairSetting

@@ -18,8 +18,8 @@ from ..engines import Engine, OneThread
 from ..frame.plot import label
 from ..frame.task import Task
 from ..plots import BIAS, NAMES, along, cells_of, legend_below, log_axes, look, series, triangle
+from ..settings import Flat, Setting, Sizes, StudyError
 from ..store import NUMBER
-from ..study import Flat, Setting, Sizes, StudyError
 from .base import ClauseStudy
 from .finding import Finding, Measured, Picture, Table, number_of
 from .panels import dots, legend, page

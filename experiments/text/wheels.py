@@ -18,8 +18,8 @@ from pathlib import Path
 
 import filelock
 
+from ..settings import StudyError
 from ..store import replacing
-from ..study import StudyError
 
 CACHE_VARIABLE = "IPSLIMIT_CACHE"
 DOWNLOAD_SECONDS = 900

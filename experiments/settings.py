@@ -1,4 +1,4 @@
-"""A study: all settings that decide its numbers, and the problem and rule they stand for."""
+"""Settings: all that decides the numbers of a sweep, and the problem and rule they stand for."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ Flat = tyro.conf.OmitArgPrefixes
 
 
 @dataclasses.dataclass(frozen=True)
-class Study(Kept):
+class SweepSetting(Kept):
     """A setting, the sizes to sweep, and the accuracy of the limit."""
 
     setting: Annotated[Setting, Flat] = Setting()
