@@ -346,8 +346,8 @@ def outcome(
 ) -> Outcome:
     """The result as config.json, results.csv, weak.csv, rates.json and rates.png.
 
-    `device` computed the numbers. `SweepSetting.from_dict` gives the setting back that config.json and
-    rates.json too, hold at "study".
+    `device` computed the numbers. `SweepSetting.from_dict` gives back what config.json and
+    rates.json hold at "study".
     """
     from .plots import rates_figure  # matplotlib is slow to import; a killed sweep never needs it
 

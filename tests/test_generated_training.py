@@ -21,7 +21,7 @@ from contract import (
     takes,
     train,
 )
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from ipslimit import Atoms, Heads, Problem, TruncatedNormal, XavierUniform
@@ -53,7 +53,11 @@ def rules(draw, extreme=False):
     kind = draw(st.sampled_from(list((KINDS if extreme else SMOOTH_KINDS).values())))
     options = OPTIONS | (EXTREME if extreme else {})
     chosen = {name: draw(st.sampled_from(options[name])) for name in options if name in takes(kind)}
-    rule, every, damping = kind(**chosen), draw(st.integers(1, 3)), draw(st.sampled_from((0.5, 1)))
+    try:
+        rule = kind(**chosen)
+    except ValueError:  # a kind that takes no eps of 0
+        reject()
+    every, damping = draw(st.integers(1, 3)), draw(st.sampled_from((0.5, 1)))
     balanced = rebalanced(rule, every=every, damping=damping) if draw(st.booleans()) else None
     return balanced or rule
 
@@ -175,7 +179,7 @@ def test_so_it_does_in_many_runs(group, data, rule):
     check_generated_bomb(data, rule, group=data.draw(st.sampled_from((None, group))))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class Bombed(Setting):
     """A setting some of whose seeds diverge."""
 
@@ -195,7 +199,6 @@ def test_seeds_in_parts_are_seeds_at_once_where_some_diverge(rule, rebalance):
         steps=2,
         rule=rule,
         biases=True,
-        momentum=0.0,
         rebalance=rebalance,
     )
     study = SweepSetting(setting, Sizes((3,), (2,), 11))
