@@ -42,7 +42,7 @@ def by_case(checked):
         ({"rule": "sbo", "steps": 2}, 1e-4),
         ({"law": "xavier", "nodes": 8}, 1e-4),
         ({"rule": "sgd", "lr": 0.5, "biases": True}, 1e-4),
-        ({"dtype": "float32"}, 1e-3),
+        pytest.param({"dtype": "float32"}, 1e-3, marks=pytest.mark.slow),  # compiles for it
     ],
 )
 def test_every_route_agrees_with_the_limit(values, tol):

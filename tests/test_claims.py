@@ -33,6 +33,7 @@ def table(text, first):
 CLAUSES = table(THEORY, "| clause |")
 STUDIED = table(README, "| study |")
 SWEPT = table(README, "| step | variable |")
+RULES = table(THEORY, "| rule |")
 
 
 def test_every_study_is_in_the_table_of_the_readme():
@@ -58,9 +59,9 @@ def found(tmp_path_factory):
 
     def text_of(name):
         if name not in texts:
-            folder = tmp_path_factory.mktemp(name)
-            if name == "sweep":
-                main(["sweep", "--out", str(folder)])
+            folder = tmp_path_factory.mktemp(name.split()[0])
+            if name.split()[0] == "sweep":
+                main([*name.split(), "--out", str(folder)])
                 rates = json.loads((folder / "rates.json").read_text())
                 fits = [(f["exponent"], *f["ci95"]) for f in rates["fits"]]
                 fits += [(t["slope"], *t["ci95"]) for t in rates["constant_trends"]]
@@ -100,3 +101,11 @@ def test_the_sweep_finds_what_is_claimed(found):
     assert [number for number in numbers if number not in found("sweep")] == []
     (said,) = re.findall(r"within \d+ % of 1 from L H = 512 on", " ".join(README.split()))
     assert said in found("sweep")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", RULES, ids=lambda row: row[0])
+def test_other_rules_have_the_rates_that_are_claimed(found, row):
+    numbers = [number for cell in row for number in MEASURED.findall(cell)]
+    text = found(row[-1].strip("`").removeprefix("ipslimit "))
+    assert len(numbers) == 9 and [number for number in numbers if number not in text] == []
