@@ -62,12 +62,11 @@ def rates_figure(result, study) -> Figure:
     return figure
 
 
-def caption(setting, without: Sequence[str] = ()) -> str:
-    """The setting in one line, but for the options `without`."""
+def caption(setting) -> str:
+    """The setting in one line."""
     law = f"{setting.stored} atoms" if setting.law == "atoms" else short_name(setting.law)
     mask = "causal" if setting.causal else "no mask"
-    shown = [name for name in ("lr", "eps") if name not in without and setting.has(name)]
-    options = [f"{name} {setting.option(name):g}" for name in shown]
+    options = [f"{name} {setting.option(name):g}" for name in ("lr", "eps") if setting.has(name)]
     rule = ", ".join([rule_name(setting), *options])
     return (
         f"{rule}; {law}, d={setting.d}, m={setting.m}, N={setting.tokens}, B={setting.contexts}, "
