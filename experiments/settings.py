@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Collection
 from typing import Annotated, ClassVar
@@ -232,9 +233,12 @@ class Setting(Kept):
         kind = self._kind(LAW)
         return self.law == "atoms" or (isinstance(kind, type) and issubclass(kind, Atoms))
 
-    @property
+    @functools.cached_property
     def stored(self) -> int:
-        """Heads that stand for the whole law: its atoms, or the nodes of its quadrature."""
+        """Heads that stand for the whole law: its atoms, or the nodes of its quadrature.
+
+        Counted once: every cell's cost asks for it, and drawing large atoms takes time.
+        """
         return self.make_law().heads.count if self.exact else self.nodes
 
     @property

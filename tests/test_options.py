@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ipslimit.experiments import cli
+from ipslimit.experiments.cells import cell_cost
 from ipslimit.experiments.frame.options import Options, help_of, options_of
 from ipslimit.experiments.frame.own import PREFIX
 from ipslimit.experiments.plots import caption
@@ -291,3 +292,14 @@ def test_options_are_what_a_constructor_takes_that_is_plain():
     assert list(found) == ["rate", "pair", "k"]  # print is left to its default
     assert (found["rate"].type, found["k"].type) == (float, int)
     assert help_of(Setting)["d"] == "Token dimension."
+
+
+def test_the_law_is_made_once_for_the_costs_of_all_cells(monkeypatch):
+    made = []
+    make_law = Setting.make_law
+    monkeypatch.setattr(Setting, "make_law", lambda self: made.append(self) or make_law(self))
+    study = SweepSetting(Setting(atoms=5))
+    costs = [cell_cost(study, depth, 8) for depth in (2, 4, 8)]
+    assert len(made) == 1 and study.setting.stored == 5
+    assert costs[1] == 2 * costs[0] and costs[2] == 4 * costs[0]
+    assert study.setting == Setting(atoms=5) and study.setting.varied(atoms=6).stored == 6
