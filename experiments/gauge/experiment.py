@@ -123,7 +123,7 @@ class GaugeSetting(Checked):
         problem = self.setting.make_problem()
         heads = problem.law.heads
         generator = torch.Generator().manual_seed(self.gauge_seed + gauge)
-        shape = (len(heads.pairs), heads.count)
+        shape = (len(heads.layout.pairs), heads.count)
         u = 2.0 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1.0
         law = Atoms(rescale_pairs(heads, factor**u)) if factor != 1.0 else problem.law
         return Problem(problem.contexts, problem.targets, law, problem.causal)

@@ -55,10 +55,10 @@ def vjp(x, packed, weights, cotangent, layout, causal, with_units, with_outputs=
 
 def _outputs(tokens, parts, layout, causal: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """f (H, B, N, d) of tokens (H, B, N, d), and the inner inputs (H, B, N, size)."""
-    family = layout.family
+    family, options = layout.family, dict(layout.options)
 
     def one(x, parts):
-        return family.unit_field(x, causal, **parts)
+        return family.unit_field(x, causal, **parts, **options)
 
     try:
         found = vmap(vmap(one, in_dims=(0, None)))(tokens, parts)

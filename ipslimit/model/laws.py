@@ -54,7 +54,8 @@ class Law(abc.ABC):
             )
         sizes = {name: require_int(name, getattr(self, name)) for name in names}
         parts = (*self.units.optional, *(self.units.biases if biases else ()))
-        return self.units.make_layout(parts, **sizes)
+        options = {name: getattr(self, name) for name in self.units.options if hasattr(self, name)}
+        return self.units.make_layout(parts, options, **sizes)
 
     @abc.abstractmethod
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:

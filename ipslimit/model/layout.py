@@ -43,15 +43,18 @@ class Layout:
     sizes : pairs of a name and a number
         What the declared shapes stand for; each is an attribute too, such as `layout.d`.
     names : of the matrices and biases that these units have, in storage order
+    options : pairs of a name and a value
+        What else the units' function depends on, such as an activation; attributes too.
     """
 
     family: type
     sizes: tuple[tuple[str, int], ...]
     names: tuple[str, ...]
+    options: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
-        for name, size in self.sizes:
-            object.__setattr__(self, name, size)
+        for name, value in (*self.sizes, *self.options):
+            object.__setattr__(self, name, value)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """(rows, columns) of a matrix, or (length,) of a bias."""
@@ -107,6 +110,11 @@ class Layout:
                 found.append(Map(matrix, bias, rows[source], *axes))
         return tuple(found)
 
+    @cached_property
+    def pairs(self) -> tuple:
+        """The symmetry pairs of these units; see `Units.pairs_of`."""
+        return self.family.pairs_of(self)
+
     def unpacked(self, packed: torch.Tensor, name: str) -> torch.Tensor:
         """A matrix as it is stored, (..., rows, columns, H), or with these two transposed."""
         shape = self.shape(name)
@@ -150,7 +158,7 @@ def undeclared(family: type, taken: set[str]) -> str | None:
     for name, axes in shapes.items():
         if len(axes) != (2 if name in family.matrices else 1):
             return f"{name} of shape {family.declared[name]!r}"
-    clash = sorted((set(shapes) & taken) | (sizes & set(dir(Layout))))
+    clash = sorted((set(shapes) & taken) | ((sizes | set(family.options)) & set(dir(Layout))))
     if clash:
         return f"{clash[0]}, a name that is taken"
     if not set(family.matrices) - set(family.optional) or "d" not in sizes:

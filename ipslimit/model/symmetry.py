@@ -36,11 +36,11 @@ def rescale_pairs(heads: Units, factors: torch.Tensor) -> Units:
         For factors that are not such.
     """
     factors = require_tensor("factors", factors).to(heads.packed)
-    shape = (*heads.lead, len(heads.pairs), heads.count)
+    shape = (*heads.lead, len(heads.layout.pairs), heads.count)
     try:
         factors = factors.expand(shape)
     except RuntimeError:
-        pairs = ", ".join(f"({a[0]} | {b[0]})" for a, b in heads.pairs)
+        pairs = ", ".join(f"({a[0]} | {b[0]})" for a, b in heads.layout.pairs)
         raise ValueError(
             f"factors must broadcast to {shape}; got {tuple(factors.shape)}. Give one factor per "
             f"pair {pairs} and {heads.noun[:-1]}."
@@ -56,7 +56,7 @@ def rescale_pairs(heads: Units, factors: torch.Tensor) -> Units:
 def pair_scale(layout: Layout, factors: torch.Tensor) -> torch.Tensor:
     """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair."""
     scale = factors.new_ones(*factors.shape[:-2], layout.size, factors.shape[-1])
-    for pair, sides in enumerate(layout.family.pairs):
+    for pair, sides in enumerate(layout.pairs):
         c = factors[..., pair, None, :]
         for names, factor in zip(sides, (c, 1.0 / c), strict=True):
             for name in names:
@@ -78,7 +78,7 @@ def pair_ratios(heads: Units) -> torch.Tensor:
         return largest, (rows / largest.unsqueeze(-2)).square().sum(dim=-2)
 
     ratios = []
-    for (a, *_), (b, *_) in heads.pairs:
+    for (a, *_), (b, *_) in heads.layout.pairs:
         (largest_a, square_a), (largest_b, square_b) = size(a), size(b)
         ratios.append(largest_b / largest_a * (square_b / square_a).sqrt())
     return torch.stack(ratios, dim=-2)

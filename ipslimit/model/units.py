@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import require_bool, require_same, require_tensor, shown
+from ..checks import require_bool, require_choice, require_same, require_tensor, shown
 from . import by_autograd, passes
 from .layout import Layout, undeclared
 
@@ -36,6 +36,8 @@ class Units:
     ----------
     weights : tensor, shape (..., H), optional
         Weight of each unit in the field; 1/H by default (the mean over units).
+    options : dict of name to value, optional
+        What else their function depends on, as declared; the first of the values by default.
     **parts : tensors by the names of the declaration
         Matrices (..., H, rows, columns), biases (..., H, length), which may be left out. Leading
         dimensions stand for seeds, layers, depth nodes.
@@ -57,11 +59,15 @@ class Units:
         symmetric under that is integrated over pairs. Empty where there is no such thing.
     pairs : tuples (A, B) of names
         Symmetry: A <- c A, B <- B / c leaves the field as it is, c > 0. The first name on each side
-        is the matrix whose norm counts, others (biases) go with it.
+        is the matrix whose norm counts, others (biases) go with it. (Where that depends on what the
+        units are, override `pairs_of`.)
     maps : dict of matrix to (bias, input)
         Affine maps y -> W y + b of which y is "x", the tokens, or one of `inputs`.
     inputs : dict of name to (size, matrix)
         Inner inputs of `maps`, and the matrix that they scale with in `pairs` (or None).
+    options : dict of name to values
+        What else their function depends on, such as {"activation": ("gelu", "tanh")}: handed to
+        `unit_field` by name.
     noun : what messages call the units
 
     Raises
@@ -80,6 +86,7 @@ class Units:
     pairs: ClassVar[tuple] = ()
     maps: ClassVar[dict[str, tuple[str, str]]] = {}
     inputs: ClassVar[dict[str, tuple[str, str | None]]] = {}
+    options: ClassVar[dict[str, tuple[str, ...]]] = {}
     noun: ClassVar[str] = "units"
     declared: ClassVar[dict[str, str]] = {}
 
@@ -94,7 +101,7 @@ class Units:
                 "ipslimit.Units."
             )
 
-    def __init__(self, weights=None, **parts):
+    def __init__(self, weights=None, options=None, **parts):
         unknown = [name for name in parts if name not in self.declared]
         if unknown:
             raise TypeError(
@@ -126,7 +133,7 @@ class Units:
                 f"weights must broadcast to {(*lead, count)}; got {tuple(weights.shape)}. Give one "
                 f"weight per {self.noun[:-1]}, or one per leading index and {self.noun[:-1]}."
             ) from None
-        self.layout = self.make_layout(tuple(parts), **sizes)
+        self.layout = self.make_layout(tuple(parts), options, **sizes)
         self.packed = self.layout.pack(parts)
         self.weights = weights
 
@@ -161,13 +168,23 @@ class Units:
         return sizes, tuple(lead), count
 
     @classmethod
-    def make_layout(cls, parts: tuple[str, ...] = (), **sizes: int) -> Layout:
+    def make_layout(cls, parts: tuple[str, ...] = (), options=None, **sizes: int) -> Layout:
         """The layout of units of these sizes, with those of the optional parts that are named."""
+        chosen = {name: values[0] for name, values in cls.options.items()} | dict(options or {})
+        for name, value in chosen.items():
+            if name not in cls.options:
+                known = ", ".join(cls.options) or "none"
+                raise TypeError(f"options of {cls.__name__} must be of {known}; got {name}.")
+            require_choice(name, value, cls.options[name])
         names = (n for n in cls.declared if n in parts or n not in (*cls.optional, *cls.biases))
         order = dict.fromkeys(axis for shape in cls.declared.values() for axis in shape.split())
-        return Layout(
-            cls, tuple((axis, sizes[axis]) for axis in order if axis in sizes), tuple(names)
-        )
+        sizes = tuple((axis, sizes[axis]) for axis in order if axis in sizes)
+        return Layout(cls, sizes, tuple(names), tuple(chosen.items()))
+
+    @classmethod
+    def pairs_of(cls, layout: Layout) -> tuple:
+        """The symmetry pairs that units of this layout have, of those declared."""
+        return cls.pairs
 
     @staticmethod
     def from_packed(packed: torch.Tensor, weights: torch.Tensor, layout: Layout) -> Units:
@@ -249,7 +266,7 @@ class Units:
 
     @staticmethod
     def unit_field(x: torch.Tensor, causal: bool, **parts: torch.Tensor):
-        """f(x; theta) of one unit on one context, (N, d) of x (N, d), by the names of its parts.
+        """f(x; theta) of one unit on one context, (N, d) of x (N, d), given its parts and options.
 
         Of differentiable torch operations. A family with `inputs` returns (f, y, ...) with these,
         each (N, size). A family may leave this out if it has its own `path`.
@@ -344,13 +361,13 @@ class Units:
     def __getattr__(self, name: str):
         if name in type(self).declared:
             return self.layout.part(self.packed, name)
-        if "layout" in vars(self) and name in dict(self.layout.sizes):
+        if "layout" in vars(self) and name in dict(self.layout.sizes + self.layout.options):
             return getattr(self.layout, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __repr__(self) -> str:
         lead = f"lead={tuple(self.lead)}, " if self.lead else ""
-        sizes = ", ".join(f"{name}={size}" for name, size in self.layout.sizes)
+        sizes = ", ".join(f"{n}={v}" for n, v in self.layout.sizes + self.layout.options)
         biases = f", biases={','.join(self.layout.biases)}" if self.layout.biases else ""
         return (
             f"{type(self).__name__}({lead}H={self.count}, {sizes}{biases}, "

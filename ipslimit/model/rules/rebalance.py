@@ -66,14 +66,14 @@ class Rebalance(Rule):
         return self.rule.uses_means
 
     def init(self, heads: Heads) -> State:
-        if not heads.pairs:
+        if not heads.layout.pairs:
             raise ValueError(
                 f"{heads.noun} of {self!r} must have symmetry pairs; got {heads!r}, of a family "
                 f"without. Use {self.rule!r} alone."
             )
         state = self.rule.init(heads)
         self.rule.rescaled(heads.layout, state, torch.ones_like(heads.packed))  # refuse it now
-        skipped = heads.packed.new_zeros(*heads.lead, len(heads.pairs), heads.count)
+        skipped = heads.packed.new_zeros(*heads.lead, len(heads.layout.pairs), heads.count)
         return state | {"skipped": skipped}
 
     def update(
