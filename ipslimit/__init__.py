@@ -15,6 +15,7 @@ from ._version import __version__
 _NAMES = {
     "measure.rates": "fit_rates",
     "model.attention": "attention_field attention_vjp",
+    "model.blocks": "Block",
     "model.heads": "Heads",
     "model.laws": "Atoms Law SampledLaw TruncatedNormal XavierUniform",
     "model.particles": "train_particles",

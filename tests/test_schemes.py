@@ -6,6 +6,7 @@ import torch
 from builders import F64, generator, normal, small_atoms, small_problem
 
 from ipslimit import SGD, Heads
+from ipslimit.model.branch import Branch
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit import LimitRun
 from ipslimit.solvers.march import March
@@ -41,7 +42,8 @@ def frozen(grid, causal=False, M=6, d=3, m=2, size=0.5):
     A, B = (size * (2 * torch.rand(layout.size, M, generator=gen, dtype=F64) - 1) for _ in "AB")
     weights = torch.full((len(grid.nodes), M), 1.0 / M, dtype=F64)
     packed = A + torch.sin(3 * grid.nodes)[:, None, None] * B
-    return System(grid, Heads.from_packed(packed, weights, layout), causal, {"field": 0, "vjp": 0})
+    branch = Branch.alone(Heads.from_packed(packed, weights, layout))
+    return System(grid, branch, causal, {"field": 0, "vjp": 0})
 
 
 X0, P_END = normal(2, 4, 3, seed=4), normal(2, 4, 3, seed=5)
