@@ -151,16 +151,15 @@ def solve_limit(
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
-        depths = grid.nodes[:1] if problem.tied else grid.nodes
-        law = problem.block.whole(number, nodes_seed + scrambling, depths, problem.dtype)
-        arguments = (problem, law, rule, steps, record, grid)
+        arguments = (problem, rule, steps, record, grid)
+        more = (cost, device, (number, nodes_seed + scrambling), callback)
         scheme = _choose(method, device)
         try:
-            return train_on_grid(*arguments, scheme, cost, device, callback)
+            return train_on_grid(*arguments, scheme, *more)
         except NotContracting:
             if method == "picard":
                 raise
-            return train_on_grid(*arguments, March(), cost, device, callback)
+            return train_on_grid(*arguments, March(), *more)
 
     first, start = DepthGrid.uniform(elements), None
     holder, budget = "max_nodes", "max_elements"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from ipslimit import Problem, Rule, Units
-from ipslimit.model.branch import Branch
 
 from .grid import DepthGrid, Trajectory
 from .picard import integrate
@@ -51,7 +50,6 @@ class Stopped(RuntimeError):
 
 def train_on_grid(
     problem: Problem,
-    law: Branch,
     rule: Rule,
     steps: int,
     record: tuple[int, ...],
@@ -59,20 +57,22 @@ def train_on_grid(
     scheme: Scheme,
     cost: dict[str, int],
     device: torch.device,
+    quadrature: tuple[int, int] = (1024, 0),
     callback: Callable | None = None,
 ) -> GridSolution:
     """The training run of `solve_limit` on one grid: the rule acts on every (node, atom).
 
-    `law` holds the whole law at the nodes, or once where layers are tied. `cost` is added to. A run
-    that becomes non-finite stops early with NaN for what is missing of its loss;
+    `quadrature` are number and seed of the nodes of sampled laws. `cost` is added to. A run that
+    becomes non-finite stops early with NaN for what is missing of its loss;
     `GridSolution.is_finite` then is False.
     """
-    nodes = 2 * grid.elements + 1
-    branch = law.map(lambda t: t.to(device).contiguous())
+    nodes, depths = 2 * grid.elements + 1, None if problem.tied else grid.nodes
+    at = grid.nodes[:1] if problem.tied else grid.nodes
+    branch = problem.block.whole(*quadrature, at, problem.dtype)
+    branch = branch.map(lambda t: t.to(device).contiguous())
     states = branch.init(rule)
     loss = problem.contexts.new_full((steps + 1,), torch.nan, device=device)
     solution = GridSolution(grid, loss)
-    depths = None if problem.tied else grid.nodes
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         keep, last = step in record, step == steps

@@ -70,6 +70,7 @@ import sys
 import torch
 from ipslimit import AdamW, attention_field, attention_vjp
 from ipslimit.model import eager
+from ipslimit.model.branch import Branch
 from builders import random_heads, normal, small_problem
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March, _compiled
