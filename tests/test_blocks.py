@@ -52,7 +52,7 @@ def test_attention_of_a_block_draws_what_attention_alone_draws():
     assert both.unit_counts["perceptron"].sum(-1).unique().tolist() == [7]
     assert both.unit_numbers == {"attention": 4, "perceptron": 7} and both.head_count == 4
     with pytest.raises(AttributeError, match="units\\[k\\], unit_counts and unit_atoms"):
-        both.heads
+        _ = both.heads
 
 
 @pytest.mark.parametrize("sequential", [False, True])
@@ -148,9 +148,9 @@ def test_warm_starts_of_another_run_are_refused_by_name():
             train(of, start=start, **given)
     with pytest.raises(ValueError, match="keep_state=True"):
         train(of, RULE, 3, 4, 4, start=train(of, RULE, 3, 4, 2))
-    with pytest.raises(TypeError, match="^start must be a ParticleRun"):
+    with pytest.raises(TypeError, match=r"^start must be a ParticleRun"):
         train(of, RULE, 3, 4, 4, start=3)
-    with pytest.raises(TypeError, match="^callback must be callable"):
+    with pytest.raises(TypeError, match=r"^callback must be callable"):
         train(of, RULE, 3, 4, 4, callback=3)
 
 

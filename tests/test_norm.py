@@ -52,9 +52,9 @@ def test_a_token_is_normed_to_the_same_bits_whoever_is_beside_it(kind):
 
 
 def test_norms_are_refused_by_name():
-    with pytest.raises(ValueError, match="^norm must be one of rms, layer; got 'batch'"):
+    with pytest.raises(ValueError, match=r"^norm must be one of rms, layer; got 'batch'"):
         Norm("batch")
-    with pytest.raises(ValueError, match="^norm_eps must be"):
+    with pytest.raises(ValueError, match=r"^norm_eps must be"):
         Norm("rms", 0.0)
 
 
