@@ -290,6 +290,7 @@ def solve_limit(
     problem.law.check_nodes(nodes, nodes_seed)
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
     require_room("steps", steps, problem.dtype)
+    rule.require_rates([problem.law.layout])
     require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     cost = {"field": 0, "vjp": 0}
 

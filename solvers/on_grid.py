@@ -84,6 +84,7 @@ def train_on_grid(
         tokens = problem.B * problem.N
         gradient = heads.with_packed(sums.packed / tokens)
         means = (input_means(x.values, sums.outputs, 1.0 / tokens),) if rule.uses_means else ()
-        heads, state = rule.update(heads, state, gradient, step + 1, *means)
+        rule_now = rule.at(step + 1, heads.layout, grid.nodes, heads.packed)
+        heads, state = rule_now.update(heads, state, gradient, step + 1, *means)
     solution.notes = rule.notes(state)
     return solution

@@ -37,7 +37,9 @@ class CompiledLayers(Layers):
         if groups is None:
             return super()._backward(x, p, training)
         alive = np.ones(self.seeds, bool) if training is None else training.alive.numpy()
-        outputs = (groups, x.numpy(), training is not None, *self._step(training), alive, p.numpy())
+        depths = [r / self.depth for r in range(self.depth)]
+        step = self._step(training, depths)
+        outputs = (groups, x.numpy(), training is not None, *step, alive, p.numpy())
         scale = x.numpy().dtype.type(self.scale)
         self._run(loops.backward_rows, (*self._heads(x), scale), outputs, x, 3.0)
 
@@ -51,13 +53,13 @@ class CompiledLayers(Layers):
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
     def _update(self, r, training: Training, x, dheads: Heads, outputs=None) -> None:
-        step, states = self._step(training)
+        step, states = self._step(training, r / self.depth)
         if outputs is None:
             outputs = x.new_empty(self.seeds, dheads.count, 0)
         g, outputs = dheads.packed.contiguous().numpy(), outputs.mT.contiguous().numpy()
         states = tuple(state[r] for state in states)
         theta, alive = self.heads.packed[r].numpy(), training.alive.numpy()
-        update_rows(step, theta, g, x.numpy(), outputs, states, alive)
+        update_rows(step, 0, theta, g, x.numpy(), outputs, states, alive)
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
@@ -73,13 +75,18 @@ class CompiledLayers(Layers):
         weights = self.heads.weights.contiguous().numpy()
         return self.heads.packed.numpy(), weights, layout.m, fused.bias_rows(layout), self.causal
 
-    def _step(self, training: Training | None) -> tuple[Step, tuple[np.ndarray, ...]]:
-        """The step of the rule, and its states in their slots; empty ones where it has none."""
+    def _step(
+        self, training: Training | None, depth: float | list[float]
+    ) -> tuple[Step, tuple[np.ndarray, ...]]:
+        """The step of the rule, and its states in their slots; empty ones where it has none.
+
+        depth : of a layer, or of all
+        """
         absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
         if training is None:
             return no_step(self.heads), (absent,) * (SLOTS + 1)
         rule, state = training.rule, training.state
-        step = step_of(rule, self.heads, training.step, training.per_token, state)
+        step = step_of(rule, self.heads, training.step, training.per_token, state, depth)
         return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
 
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:

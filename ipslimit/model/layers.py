@@ -122,7 +122,8 @@ class Layers:
         layer = self.heads[r]
         old = {name: t[r] for name, t in training.state.items()}
         # a copy of the dict, which a rule may fill anew and return
-        new_layer, new = training.rule.update(layer, dict(old), gradient, training.step, *means)
+        rule = training.rule.at(training.step, layer.layout, r / self.depth, layer.packed)
+        new_layer, new = rule.update(layer, dict(old), gradient, training.step, *means)
         alive = slice(None) if training.alive.all() else training.alive
         # what a rule keeps of the heads or of another state must not be overwritten on the way
         targets = [layer.packed, *old.values()]

@@ -107,6 +107,7 @@ def train_particles(
     device = resolve_device(device)
     stored = problem.law.stored(nodes if heads is None else heads)
     _require_room(problem, depth, stored, len(seeds), steps, device)
+    rule.require_rates([problem.law.layout])
     require_rule(rule, problem.law.layout, problem.dtype, device, steps)
     share = None
     if group is not None:
@@ -185,6 +186,7 @@ def train_from(
     record_heads: bool = True,
 ) -> ParticleRun:
     """Train from given heads with leading dimensions (L, seeds), filling `run`."""
+    rule.require_rates([start.layout])
     require_rule(rule, start.layout, start.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
     return _train(own, problem, rule, steps, record, run, residual_exponent, None, record_heads)
