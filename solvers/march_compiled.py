@@ -10,8 +10,9 @@ from ipslimit.compilation import compiled_entry
 from ipslimit.cpu import fused
 from ipslimit.cpu.kernel import combine, seed_field, seed_vjp
 from ipslimit.cpu.kernels import kernel_of
+from ipslimit.model.rules import input_means
 
-from .scheme import System
+from .scheme import System, UnitSums
 from .tableau import RK4
 
 
@@ -19,7 +20,7 @@ class CompiledMarch:
     """Both directions on one system, for contexts of one shape."""
 
     def __init__(self, system: System, contexts: int, tokens: int):
-        heads = system.heads
+        heads = system.branch.only
         self.system, self.kernel = system, kernel_of(heads.layout, heads.dtype)
         self.scratch = self.kernel.scratch_size(contexts, tokens)
         groups, _, self.operations = fused.split(self.kernel, contexts, tokens, heads.count)
@@ -29,12 +30,23 @@ class CompiledMarch:
         """Fill both from edges[0]."""
         self._run("field", edges, slopes, edges.new_empty(0, *edges.shape[1:]), None)
 
-    def backward(self, states, edges, pulls, sums: torch.Tensor | None) -> None:
-        """Fill edges and pulls from edges[-1], and the head sums at the edges' nodes."""
+    def backward(self, states, edges, pulls, found: UnitSums | None) -> None:
+        """Fill edges and pulls from edges[-1], and the unit sums at the edges' nodes."""
+        if found is None:
+            return self._run("vjp", edges, pulls, states, None)
+        (name,), heads = found.sums, self.system.branch.only
+        size, more = heads.layout.size, heads.layout.inner if found.means else 0
+        sums = states.new_empty(len(states), size + more, heads.count)
         self._run("vjp", edges, pulls, states, sums)
+        at_edges = slice(None, None, 2)
+        found.sums[name][at_edges] = sums[at_edges, :size]
+        if found.means:
+            tokens = states.shape[1] * states.shape[2]
+            outputs = sums[at_edges, size:].mT
+            found.means[name][at_edges] = input_means(states[at_edges], outputs, 1.0 / tokens)
 
     def _run(self, kind: str, edges, slopes, states, sums: torch.Tensor | None) -> None:
-        system, heads, grid = self.system, self.system.heads, self.system.grid
+        system, heads, grid = self.system, self.system.branch.only, self.system.grid
         system.cost[kind] += len(RK4.b) * grid.elements + 1
         path = np.arange(2 * grid.elements + 1)
         packed, weights = heads.packed.contiguous().numpy(), heads.weights.contiguous().numpy()

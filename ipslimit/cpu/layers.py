@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..model.branch import Branch
 from ..model.heads import Heads
 from ..model.layers import Layers, Training
 from . import fused
@@ -23,6 +24,10 @@ class CompiledLayers(Layers):
     Few seeds on many threads go layer by layer, where a single layer is shared out to the threads;
     the bits are the same. So do the processes of a group, which meet after every layer.
     """
+
+    @property
+    def heads(self) -> Heads:
+        return self.branch.only
 
     def _forward(self, x: torch.Tensor) -> None:
         groups = self._groups(x)
@@ -55,14 +60,24 @@ class CompiledLayers(Layers):
         scale = base.numpy().dtype.type(self.scale)
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
-    def _update(self, r, training: Training, x, dheads: Heads, outputs=None) -> None:
+    def _pull(self, stage: Branch, x, cotangent, with_units: bool, with_means: bool) -> tuple:
+        """As the sweeps do, means are left to `update_rows`."""
+        options = {"with_units": with_units, "with_outputs": with_means}
+        dx, dunits, *outputs = stage.only.vjp(x, cotangent, self.causal, **options)
+        (name,) = stage.families
+        return dx, {name: dunits.packed} if with_units else {}, {name: (x, *outputs)}
+
+    def _update(self, r, training: Training, sums, means) -> None:
         step, states = self._step(training)
-        if outputs is None:
-            outputs = x.new_empty(self.seeds, dheads.count, 0)
-        g, outputs = dheads.packed.contiguous().numpy(), outputs.mT.contiguous().numpy()
+        (name,) = self.branch.families
+        x, *outputs = (
+            means[name] if means else (self.heads.packed.new_empty(self.seeds, 0, 0, self.heads.d),)
+        )
+        outputs = outputs[0].mT if outputs else x.new_empty(self.seeds, 0, self.heads.count)
         states = tuple(state[r] for state in states)
         theta, alive = self.heads.packed[r].numpy(), training.alive.numpy()
-        update_rows(step, theta, g, x.numpy(), outputs, states, alive)
+        g = sums[name].contiguous().numpy()
+        update_rows(step, theta, g, x.numpy(), outputs.contiguous().numpy(), states, alive)
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
@@ -85,7 +100,7 @@ class CompiledLayers(Layers):
         absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
         if training is None:
             return no_step(self.heads), (absent,) * (SLOTS + 1)
-        rule, state = training.rule, training.state
+        rule, (state,) = training.rule, training.states.values()
         step = step_of(rule, self.heads, training.step, training.per_token, state)
         return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
 
