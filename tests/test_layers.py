@@ -9,6 +9,7 @@ from ipslimit import SGD, AdamW, BlockAdamW, Lion, Rebalance, Rule, SBOAdamW, tr
 from ipslimit.cpu import fused
 from ipslimit.cpu.layers import CompiledLayers
 from ipslimit.cpu.rules import slots_of, step_of, update_rows
+from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers, Training
 from ipslimit.model.particles import make_layers
 from ipslimit.model.rules import input_means
@@ -97,13 +98,14 @@ def pair(dtype=torch.float64, seeds=3, depth=4, H=5):
 
 def swept(kind, heads, problem, rule, keep):
     heads = heads.map(torch.clone)
-    layers = kind(heads, problem.causal, 1 / heads.lead[0], {"field": 0, "vjp": 0})
-    state = rule.init(heads)
-    training = Training(rule, state, 1, 1 / 12, torch.ones(heads.lead[1], dtype=torch.bool))
+    branch = Branch.alone(heads)
+    layers = kind(branch, problem.causal, 1 / heads.lead[0], {"field": 0, "vjp": 0})
+    states = branch.init(rule)
+    training = Training(rule, states, 1, 1 / 12, torch.ones(heads.lead[1], dtype=torch.bool))
     x = layers.forward(problem.contexts)
     p_end = problem.loss_and_costate(x[-1], problem.targets)[1]
     p = layers.backward(x, p_end, keep, training)
-    return x, p, heads.packed, *state.values()
+    return x, p, heads.packed, *states["attention"].values()
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -148,7 +150,7 @@ def test_the_sweep_is_chosen_by_sizes_and_rule():
         def update(self, heads, state, gradient, step):
             return heads, state
 
-    choose = lambda rule: type(make_layers(heads, False, 0.25, {}, rule, 3, 4))  # noqa: E731
+    choose = lambda rule: type(make_layers(Branch.alone(heads), False, 0.25, {}, rule, 3, 4))  # noqa: E731
     assert choose(RULES[0]) is CompiledLayers
     assert choose(Own()) is Layers
 
@@ -162,12 +164,12 @@ def test_compiled_march_is_the_march_to_rounding(monkeypatch):
     answers, costs = [], []
     for limit in (OPERATIONS_COMPILED, -1.0):
         monkeypatch.setattr("ipslimit.solvers.march.OPERATIONS_COMPILED", limit)
-        system = System(grid, heads, True, {"field": 0, "vjp": 0}, True)
+        system = System(grid, Branch.alone(heads), True, {"field": 0, "vjp": 0}, True)
         assert bool(_compiled(system, problem.contexts)) == (limit > 0)
         x = March().forward(system, problem.contexts)
         p_end = problem.loss_and_costate(x.edges[-1], problem.targets)[1]
         p, sums = March().backward(system, x, p_end, True)
-        answers.append((x.edges, x.slopes, p.edges, p.slopes, *sums))
+        answers.append((x.edges, x.slopes, p.edges, p.slopes, *(t["attention"] for t in sums)))
         costs.append(system.cost)
     assert costs[0] == costs[1]
     for a, b in zip(*answers):

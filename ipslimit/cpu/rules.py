@@ -16,12 +16,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import njit
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from ..compilation import compiled_callback, compiled_entry
+from ..compilation import caller, compiled_callback, compiled_entry
 from ..model import rules
 from ..model.heads import Heads
 from ..model.rules import BlockAdamW, Rebalance, Rule, SBOAdamW
@@ -29,8 +26,8 @@ from ..model.rules.base import is_built_in, made_by
 from ..model.rules.elementwise import ElementwiseRule, numbers_type, rounded
 from ..model.rules.identity import of_class
 from . import formulas, rule_loops
+from .attention import bias_rows
 from .formulas import for_entries
-from .fused import bias_rows
 from .rule_loops import balance, block_adamw, input_means, sbo_adamw
 
 LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw}
@@ -214,18 +211,7 @@ def _signature(dtype: str):
     return numba.void(number[::1], number, place, array, array, array, states)
 
 
-@intrinsic
-def _call(typing_context, address, arguments):
-    """Call the compiled step at an address."""
-
-    def generate(context, builder, signature, values):
-        types = [context.get_value_type(kind) for kind in signature.args[1]]
-        kind = ir.FunctionType(context.get_value_type(numba.void), types)
-        function = builder.inttoptr(values[0], kind.as_pointer())
-        builder.call(function, cgutils.unpack_tuple(builder, values[1]))
-        return context.get_dummy_value()
-
-    return numba.void(address, arguments), generate
+_call = caller(lambda arguments: _signature(str(arguments[0].dtype)))
 
 
 @njit

@@ -71,6 +71,22 @@ class Law(abc.ABC):
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
         """The whole law as weighted atoms: n quadrature nodes, independent for other seeds."""
 
+    def along(self, units: Units, s: torch.Tensor) -> Units:
+        """The law at depths s, as a map of its units; by default it is the same at all depths.
+
+        Parameters
+        ----------
+        units : Units with leading dimension (S,)
+            Draws for layers r at s = r / L, or nodes.
+        s : tensor (S,), float64, in [0, 1]
+
+        Returns
+        -------
+        Units of the same layout and weights: theta <- T_s(theta), continuous in s for the limit to
+        exist. Heads that start equal must stay equal.
+        """
+        return units
+
     def check_nodes(self, n: object, seed: object) -> None:
         """Refuse bad arguments of `nodes`."""
         require_int("n", n)

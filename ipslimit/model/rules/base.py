@@ -95,6 +95,10 @@ class Rule(Identified, abc.ABC):
             From `input_means`; given to rules with `uses_means`, which alone need the argument.
         """
 
+    def at(self, step: int, layout: Layout, depth: float | torch.Tensor | None) -> Rule:
+        """The rule as it is at a step and a depth s."""
+        return self
+
     def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
         """The state of theta <- scale theta: that of a run which had started in the new units.
 
