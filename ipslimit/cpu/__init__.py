@@ -2,20 +2,19 @@
 
 To be read in this order, in which each is made of those before it:
 
-    cost        eight units are computed at a time; what a field of heads costs, and so which path
-                computes it
+    cost        eight units are computed at a time; what a field costs, and so which path computes it
     lanes       a vector of eight numbers, one of each of eight units, and what is done with it
     tiles       products of small matrices of such vectors, in registers
     scratch     where everything lies in the memory that the loops on heads work in
     blocks      the field of eight heads on one context, and its transpose
     attention   all heads and contexts of a seed: the compiled kernel of this family of units
-    functions   activations of such vectors;  perceptrons: the compiled kernel of that family
+    functions   activations of such vectors
+    perceptrons the compiled kernel of that family
     kernels     a family's kernel by its address, as all that follows knows it, one for a dtype
     kernel      groups of contexts and of units, and seeds: the loops that call kernels
     fused       the same on tensors: how work is cut into tasks that threads share
     formulas    a rule's formula, which is written for tensors, for one entry after another
-    places      where things are in theta;  rules: one step of an optimizer rule on every unit
-                of a layer
+    rules       one step of an optimizer rule on every unit of a layer
     rule_loops  what of them takes loops
     sweeps      a seed through all layers, forward, and backward with the rule
     layers      these sweeps as the `Layers` of a particle transformer
