@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 MATRICES = ("q", "k", "v", "o")
+NORM_EPS = 1e-5
 
 
 def has(*modules: str) -> bool:
@@ -82,6 +83,31 @@ def jax_field(x, q, k, v, o):
     logits = einsum("rbhim,rbhjm->rbhij", queries, keys) / math.sqrt(q.shape[-2])
     z = einsum("rbhij,rbhjm->rbhim", jax.nn.softmax(logits, -1), values)
     return einsum("rbhnm,rhdm->rbnd", z, o) / q.shape[-3]
+
+
+def block_of(field: Callable) -> Callable:
+    """Attention by one of the fields and perceptrons W_out gelu(W_in x), behind an RMS norm.
+
+    w_in (R, H, n, d), w_out (R, H, d, n); norm_eps is NORM_EPS.
+    """
+
+    def block(x, q, k, v, o, w_in, w_out):
+        y = F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
+        hidden = F.gelu(torch.einsum("rbtd,rhnd->rbthn", y, w_in))
+        moved = torch.einsum("rbthn,rhdn->rbtd", hidden, w_out)
+        return field(y, q, k, v, o) + moved / w_in.shape[-3]
+
+    return block
+
+
+def jax_block(x, q, k, v, o, w_in, w_out):
+    """As `block_of` its own field, for jax."""
+    jax = import_jax()
+    einsum = jax.numpy.einsum
+    y = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + NORM_EPS)
+    hidden = jax.nn.gelu(einsum("rbtd,rhnd->rbthn", y, w_in), approximate=False)
+    moved = einsum("rbthn,rhdn->rbtd", hidden, w_out)
+    return jax_field(y, q, k, v, o) + moved / w_in.shape[-3]
 
 
 def field_and_vjp(field: Callable, x, matrices, cotangent) -> Callable[[], list]:

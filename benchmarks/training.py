@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ipslimit import AdamW, Atoms, Heads, Problem
+from ipslimit import AdamW, Atoms, Block, Heads, Perceptrons, Problem
 from ipslimit.model.particles import train_from
 from ipslimit.model.runs import empty_run
 
@@ -22,6 +22,8 @@ from .training_peers import Case, TorchTrainer, make_trainers
 
 # (R, B, N, d, m, H, L) and the ratios (float32, float64) of a prototype, the higher of two runs
 CASES = {(16, 4, 8, 4, 4, 16, 128): (7.3, 6.0), (8, 4, 16, 8, 8, 64, 64): (3.8, 3.3)}
+# The same beside as many perceptrons of inner size n, behind an RMS norm: (R, B, N, d, m, H, L, n)
+BLOCKS = {(16, 4, 8, 4, 4, 16, 128, 4): (5.0, 5.0)}
 STEPS = 5  # of ours in one sample
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 # Sizes whose hidden states weigh as much as a quarter of the heads, so that both show.
@@ -29,7 +31,7 @@ MEMORY = (16, 16, 16, 4, 4, 16, 128)
 
 
 def make_case(sizes: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Case:
-    R, B, N, d, m, H, L = sizes
+    R, B, N, d, m, H, L, *inner = sizes
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -37,10 +39,15 @@ def make_case(sizes: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Case
 
     matrices = [normal(L, R, H, m, d, scale=d**-0.5) for _ in range(3)]
     matrices.append(normal(L, R, H, d, m, scale=m**-0.5))
-    start = Heads(*matrices)
-    law = Atoms(Heads(*(t[0, 0] for t in matrices)))  # not drawn from: the heads are given
+    units = {"attention": Heads(*matrices)}
+    for n in inner:
+        w_in, w_out = normal(L, R, H, n, d, scale=d**-0.5), normal(L, R, H, d, n, scale=n**-0.5)
+        units["perceptron"] = Perceptrons(w_in, w_out)
+    # not drawn from: the units are given
+    laws = {name: Atoms(family[0, 0]) for name, family in units.items()}
+    law = Block(**laws, norm="rms", norm_eps=peers.NORM_EPS) if inner else laws["attention"]
     problem = Problem(normal(B, N, d), normal(B, d), law)
-    return Case(sizes, problem, AdamW(lr=0.02, eps=0.01), start)
+    return Case(sizes[:7], problem, AdamW(lr=0.02, eps=0.01), problem.block.branch(units))
 
 
 def ours(case: Case, steps: int, record=()):
@@ -51,8 +58,8 @@ def ours(case: Case, steps: int, record=()):
 def trained(case: Case, steps: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Our matrices (L, R, ...) after some steps, and the losses (R, steps + 1)."""
     run = ours(case, steps, (steps,))
-    heads = run.heads[steps].map(lambda t: t.transpose(0, 1))
-    return [getattr(heads, name) for name in peers.MATRICES], run.loss
+    units = [family.map(lambda t: t.transpose(0, 1)) for family in run.units[steps].values()]
+    return [part for family in units for part in family.parts().values()], run.loss
 
 
 def disagreement(case: Case, trainers: dict, steps: int = 3) -> dict[str, float]:
@@ -61,7 +68,7 @@ def disagreement(case: Case, trainers: dict, steps: int = 3) -> dict[str, float]
     found = {}
     for name, trainer in trainers.items():
         loss = np.stack([np.asarray(trainer.step()) for _ in range(steps)], axis=1)
-        pairs = [*zip(trainer.heads(), expected, strict=True), (loss, losses[:, :steps])]
+        pairs = [*zip(trainer.units(), expected, strict=True), (loss, losses[:, :steps])]
         found[name] = max(relative_error(a, e) for a, e in pairs)
     return found
 
@@ -71,18 +78,20 @@ def operations(sizes: tuple[int, ...]) -> dict[str, float]:
 
     Parameters and both moments are read and written once, hidden states written and read once.
     """
-    R, B, N, d, m, H, L = sizes
+    R, B, N, d, m, H, L, *inner = sizes
     layer = kernel.operations(R, B, H, N, d, m)
-    parameters = 4.0 * m * d * H * L * R
+    tokens = 1.0 * R * B * N * H
+    parameters = (4.0 * m + 2.0 * sum(inner)) * d * H * L * R
     return {
-        "flop": L * layer["flop"],
-        "exp": L * layer["exp"],
+        # a perceptron's products, once in the field and twice in its transpose
+        "flop": L * (layer["flop"] + 3 * tokens * sum(2 * 2 * n * d for n in inner)),
+        "exp": L * (layer["exp"] + tokens * sum(inner)),
         "numbers_moved": 7 * parameters + 4.0 * R * (L + 1) * B * N * d,
     }
 
 
 def run(quick: bool = False, progress=print) -> dict:
-    cases = list(CASES)[:1] if quick else list(CASES)
+    cases = [*list(CASES)[:1], *BLOCKS] if quick else [*CASES, *BLOCKS]
     rows = []
     for sizes in cases:
         for dtype in kernel.DTYPES:
@@ -117,11 +126,11 @@ def _measure(sizes: tuple[int, ...], dtype: str, rounds: int, budget: float) -> 
     samples["ipslimit"] = (samples.pop("whole") - np.nanmedian(setup)) / STEPS
     contest = Contest.of(samples)
     count, seconds = operations(sizes), contest.times["ipslimit"]
-    moved = count["numbers_moved"] * case.start.packed.itemsize
+    moved = count["numbers_moved"] * kernel.DTYPES[dtype].itemsize
     return {
         "sizes": list(sizes),
         "dtype": dtype,
-        "target": CASES[sizes][dtype == "float64"],
+        "target": (CASES | BLOCKS)[sizes][dtype == "float64"],
         "setup": float(np.nanmedian(setup)),
         "gflops": count["flop"] / seconds / 1e9,
         "exps": count["exp"] / seconds / 1e9,
@@ -231,7 +240,7 @@ def table(result: dict) -> str:
     """Markdown."""
     names = [n for n in ("einsum", "sdpa", "compile", "jax") if n in result["rows"][0]["times"]]
     head = [
-        "R, B, N, d, m, H, L",
+        "R, B, N, d, m, H, L (n)",
         "dtype",
         "ours ms",
         *(f"{n} ms" for n in names),
@@ -259,6 +268,8 @@ def table(result: dict) -> str:
     memory = result["memory"]
     mib = {key: memory[key] / 2**20 for key in ("ipslimit", "einsum", "states", "layer_gradient")}
     lines += [
+        "",
+        "With n: attention and perceptrons (gelu) behind an RMS norm, H of each.",
         "",
         "torch peers run `torch.optim.AdamW(fused=True)`; `compile` compiles the layer; `jax` is "
         "`lax.scan` with `optax.adamw`. All follow the same trajectory (checked).",

@@ -1,7 +1,7 @@
 """Full-batch training steps of the particle transformer as others would write them.
 
-Heads are stacked over layers, q, k, v (L, R, H, m, d) and o (L, R, H, d, m): four parameters, so
-that an optimizer has four large tensors to go through and not 4 L small ones.
+Units are stacked over layers, q, k, v (L, R, H, m, d) and o (L, R, H, d, m): four parameters, six
+with perceptrons, so that an optimizer has a few large tensors to go through and not 4 L small ones.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from collections.abc import Callable
 
 import torch
 
-from ipslimit import AdamW, Heads, Problem
+from ipslimit import AdamW, Problem
+from ipslimit.model.branch import Branch
 
 from . import peers
 
 
 @dataclasses.dataclass
 class Case:
-    """A problem with its starting heads, one copy a seed; `sizes` is (R, B, N, d, m, H, L)."""
+    """A problem with its starting units, one copy a seed; `sizes` is (R, B, N, d, m, H, L).
+
+    Where there are perceptrons, there are H of them too.
+    """
 
     sizes: tuple[int, ...]
     problem: Problem
     rule: AdamW
-    start: Heads  # leading dimensions (L, R)
+    start: Branch  # leading dimensions (L, R)
 
     @property
     def residual(self) -> float:
@@ -35,7 +39,12 @@ class Case:
         return self.rule.eps / (self.sizes[5] * self.sizes[6])
 
     def matrices(self) -> list[torch.Tensor]:
-        return [getattr(self.start, name).contiguous() for name in peers.MATRICES]
+        units = self.start.families.values()
+        return [t.contiguous() for family in units for t in family.parts().values()]
+
+    @property
+    def is_block(self) -> bool:
+        return len(self.start.families) > 1
 
     def contexts(self) -> torch.Tensor:
         """(R, B, N, d)"""
@@ -78,7 +87,7 @@ class TorchTrainer:
         self.optimizer.step()
         return loss.detach()
 
-    def heads(self) -> list[torch.Tensor]:
+    def units(self) -> list[torch.Tensor]:
         return [t.detach() for t in self.parameters]
 
 
@@ -92,11 +101,12 @@ class JaxTrainer:
         rule, residual = case.rule, case.residual
         optimizer = optax.adamw(rule.lr, *rule.betas, eps=case.eps, weight_decay=rule.weight_decay)
         targets = jax.numpy.asarray(case.problem.targets.numpy())
+        field = peers.jax_block if case.is_block else peers.jax_field
         self.x = jax.numpy.asarray(case.contexts().numpy())
 
         def loss_of(parameters, x):
-            def layer(x, heads):
-                return x + residual * peers.jax_field(x, *heads), None
+            def layer(x, units):
+                return x + residual * field(x, *units), None
 
             x, _ = jax.lax.scan(layer, x, parameters)
             loss = ((x.mean(-2) - targets) ** 2).sum(-1).mean(-1)
@@ -117,18 +127,20 @@ class JaxTrainer:
         self.jax.block_until_ready((self.parameters, loss))
         return loss
 
-    def heads(self) -> list:
+    def units(self) -> list:
         return self.parameters
 
 
 def make_trainers(case: Case, with_compile: bool = True) -> dict:
     """The peers that are here, by name."""
+    around = peers.block_of if case.is_block else lambda field: field
+    einsum = around(peers.einsum_field)
     trainers = {
-        "einsum": TorchTrainer(case, peers.einsum_field),
-        "sdpa": TorchTrainer(case, peers.sdpa_field),
+        "einsum": TorchTrainer(case, einsum),
+        "sdpa": TorchTrainer(case, around(peers.sdpa_field)),
     }
     if with_compile and not peers.compile_failure():
-        trainers["compile"] = TorchTrainer(case, peers.compiled(peers.einsum_field))
+        trainers["compile"] = TorchTrainer(case, peers.compiled(einsum))
     if peers.import_jax() and peers.has("optax"):
         trainers["jax"] = JaxTrainer(case)
     return trainers

@@ -113,8 +113,7 @@ def _empty_sums(system: System) -> UnitSums:
 def _compiled(system: System, x: torch.Tensor):
     """The compiled march for these sizes, or None: a choice that depends on the sizes alone."""
     contexts, tokens, _ = x.shape
-    alone = system.branch.norm is None and len(system.branch.families) == 1
-    if not alone or not system.branch.is_compiled(contexts, tokens):
+    if not system.branch.is_compiled(contexts, tokens):
         return None
     from .march_compiled import CompiledMarch  # numba takes a second to import
 

@@ -8,8 +8,8 @@ from numba import njit
 
 from ipslimit.compilation import compiled_entry
 from ipslimit.cpu import fused
-from ipslimit.cpu.kernel import combine, seed_field, seed_vjp
-from ipslimit.cpu.kernels import kernel_of
+from ipslimit.cpu.branches import Sizes, branch_field, branch_vjp, families_of, norm_of, sums_of
+from ipslimit.cpu.kernel import combine, part
 from ipslimit.model.rules import input_means
 
 from .scheme import System, UnitSums
@@ -20,11 +20,10 @@ class CompiledMarch:
     """Both directions on one system, for contexts of one shape."""
 
     def __init__(self, system: System, contexts: int, tokens: int):
-        heads = system.branch.only
-        self.system, self.kernel = system, kernel_of(heads.layout, heads.dtype)
-        self.scratch = self.kernel.scratch_size(contexts, tokens)
-        groups, _, self.operations = fused.split(self.kernel, contexts, tokens, heads.count)
-        self.groups = (groups, 1)  # one task takes all contexts in turn
+        self.system, self.sizes = system, Sizes(system.branch, contexts, tokens)
+        self.operations = self.sizes.operations
+        # one task takes all contexts in turn
+        self.sizes.groups = [(groups, 1) for groups, _ in self.sizes.groups]
 
     def forward(self, edges: torch.Tensor, slopes: torch.Tensor) -> None:
         """Fill both from edges[0]."""
@@ -32,34 +31,40 @@ class CompiledMarch:
 
     def backward(self, states, edges, pulls, found: UnitSums | None) -> None:
         """Fill edges and pulls from edges[-1], and the unit sums at the edges' nodes."""
+        sums = self._run("vjp", edges, pulls, states, found)
         if found is None:
-            return self._run("vjp", edges, pulls, states, None)
-        (name,), heads = found.sums, self.system.branch.only
-        size, more = heads.layout.size, heads.layout.inner if found.means else 0
-        sums = states.new_empty(len(states), size + more, heads.count)
-        self._run("vjp", edges, pulls, states, sums)
-        at_edges = slice(None, None, 2)
-        found.sums[name][at_edges] = sums[at_edges, :size]
-        if found.means:
-            tokens = states.shape[1] * states.shape[2]
-            outputs = sums[at_edges, size:].mT
-            found.means[name][at_edges] = input_means(states[at_edges], outputs, 1.0 / tokens)
+            return
+        at_edges, norm, start = slice(None, None, 2), self.system.branch.norm, 0
+        for name, units in self.system.branch.families.items():
+            size, inner = units.layout.size, units.layout.inner if found.means else 0
+            stop = start + (size + inner) * units.count
+            own = sums[:, start:stop].unflatten(-1, (size + inner, units.count))
+            found.sums[name][at_edges] = own[:, :size]
+            if found.means:
+                x = states[at_edges]
+                y = x if norm is None else norm(x)
+                per_token = 1.0 / (x.shape[1] * x.shape[2])
+                found.means[name][at_edges] = input_means(y, own[:, size:].mT, per_token)
+            start = stop
 
-    def _run(self, kind: str, edges, slopes, states, sums: torch.Tensor | None) -> None:
-        system, heads, grid = self.system, self.system.branch.only, self.system.grid
+    def _run(self, kind: str, edges, slopes, states, found: UnitSums | None) -> torch.Tensor:
+        """The flat sums of all families at the edges, empty where they are not asked for."""
+        system, grid = self.system, self.system.grid
         system.cost[kind] += len(RK4.b) * grid.elements + 1
+        with_means = found is not None and found.means is not None
+        families = families_of(system.branch, self.sizes, kind, with_means)
+        norm = norm_of(system.branch.norm, edges.dtype)
+        scheme = _scheme(grid.widths, edges.numpy().dtype)
         path = np.arange(2 * grid.elements + 1)
-        packed, weights = heads.packed.contiguous().numpy(), heads.weights.contiguous().numpy()
-        address = self.kernel.field if kind == "field" else self.kernel.vjp
-        called = (address, self.kernel.place)
-        arguments = (called, packed, weights, system.causal, _scheme(grid.widths, packed.dtype))
-        with_heads = sums is not None
-        if not with_heads:
-            sums = states.new_empty(0, 0, heads.count)
-        arrays = (t.numpy() for t in (states, edges, slopes, sums))
         path = path if kind == "field" else path[::-1].copy()
-        outputs = (self.groups, path, *arrays, with_heads)
-        fused.run_tasks(march, arguments, outputs, 1, 0.0, edges.dtype, self.scratch)
+        numbers = 0 if found is None else sums_of(families)
+        sums = edges.new_empty(len(edges), numbers)
+        arrays = (t.numpy() for t in (states, edges, slopes, sums))
+        arguments = (families, norm, system.causal, scheme)
+        outputs = (path, *arrays, found is not None)
+        last = (1, 0.0, edges.dtype, self.sizes.scratch, len(families))
+        fused.run_tasks(march, arguments, outputs, *last)
+        return sums
 
 
 def _scheme(widths: list[float], dtype) -> tuple[np.ndarray, ...]:
@@ -86,60 +91,49 @@ def copy(out, values):
 
 
 @njit
-def slope(s, kernel, heads, node, states, value, out, sums, groups, with_heads):
-    """The field at a node; where there are states, its transpose at them, and its head sums."""
-    packed, weights, dweights, causal = heads
+def slope(s, branch, node, states, value, out, sums, dweights, with_units, room):
+    """The field at a node; where there are states, its transpose at them, and its unit sums."""
+    families, norm, causal = branch
+    which = part(0, 1, len(families))
     if len(states) == 0:
-        seed_field(s, kernel, value, packed[node], weights[node], out, groups, causal)
+        branch_field(s, families, which, norm, node, causal, value, out, room)
     else:
-        seed_vjp(
+        branch_vjp(
             s,
-            kernel,
+            families,
+            which,
+            norm,
+            node,
+            causal,
             states[node],
-            packed[node],
-            weights[node],
             value,
             out,
             sums,
             dweights,
-            groups,
-            causal,
-            with_heads,
+            with_units,
+            room,
         )
 
 
 @compiled_entry()
 def march(
-    s,
-    kernel,
-    packed,
-    weights,
-    causal,
-    scheme,
-    groups,
-    path,
-    states,
-    edges,
-    slopes,
-    sums,
-    with_heads,
-    first,
-    last,
+    s, families, norm, causal, scheme, path, states, edges, slopes, sums, with_units, first, last
 ):
     """Fill values and slopes at the edges (elements + 1, B, N, d) from the first one on the path.
 
-    kernel: (address, place), of the transpose where there are states; path: the nodes in the order
-    in which they are passed; packed (nodes, P, H), weights (nodes, H).
-    Of slopes along states (nodes, B, N, d), sums (nodes, P or P + m, H) gets the head derivatives
-    (and attention outputs) at the edges; empty if not `with_heads`. One task: `first` and `last`
-    are 0 and 1, or 0 and 0 to compile only.
+    families: with the address of the transpose where there are states, see `families_of`; path: the
+    nodes in the order in which they are passed. Of slopes along states (nodes, B, N, d), sums
+    (elements + 1, numbers) gets the flat sums of all families at the edges; empty if not
+    `with_units`. One task: `first` and `last` are 0 and 1, or 0 and 0 to compile only.
     """
     if last == first:
         return
     c, a, runs, b, final = scheme
-    heads = packed, weights, np.empty_like(weights[0]), causal
-    # as contiguous as sums are
-    nothing = np.empty_like(packed[0, :0])
+    branch, units = (families, norm, causal), 0
+    for family in families:
+        units = max(units, family.packed.shape[2])
+    dweights, nothing = np.empty(units, edges.dtype), np.empty(0, edges.dtype)
+    room = np.empty_like(edges[0]), np.empty_like(edges[0])
     k = np.empty((len(c), *edges[0].shape), edges.dtype)
     value, pair, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
     zero, one = np.zeros_like(k[0]), b.dtype.type(1)
@@ -155,15 +149,15 @@ def march(
                         combine(value, base, a[element, stage, j], k[j])
                         base = value
                 node = path[i - 2 + c[stage]]
-                slope(s, kernel, heads, node, states, value, k[stage], nothing, groups, False)
+                slope(s, branch, node, states, value, k[stage], nothing, dweights, False, room)
             base = zero
             for run in range(len(b)):
-                part = k[runs[run]]
+                share = k[runs[run]]
                 for j in range(runs[run] + 1, runs[run + 1]):
-                    combine(pair, part, one, k[j])
-                    part = pair
-                combine(total, base, b[run], part)
+                    combine(pair, share, one, k[j])
+                    share = pair
+                combine(total, base, b[run], share)
                 base = total
             combine(edges[end], edges[start], final[element], total)
-        into = sums[here] if with_heads else nothing
-        slope(s, kernel, heads, here, states, edges[end], slopes[end], into, groups, with_heads)
+        into, value_here = sums[end], edges[end]
+        slope(s, branch, here, states, value_here, slopes[end], into, dweights, with_units, room)

@@ -336,7 +336,7 @@ def test_compilation_is_announced(monkeypatch, caplog):
         assert "compiling the kernels for torch.float64" in caplog.text
     with pytest.raises(ZeroDivisionError):
         fused._compile("broken", torch.float32, lambda first, last: 1 / 0)
-    assert ("broken", torch.float32) not in fused._compiled
+    assert ("broken", torch.float32, 1) not in fused._compiled
     made_up = ("quick", "slow", "other")
     fused._compiled.difference_update(key for key in list(fused._compiled) if key[0] in made_up)
 

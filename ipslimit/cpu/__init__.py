@@ -2,18 +2,20 @@
 
 To be read in this order, in which each is made of those before it:
 
-    cost        eight units are computed at a time; what a field costs, and so which path computes it
+    cost        eight units are computed at a time; what a field costs, hence which path is taken
     lanes       a vector of eight numbers, one of each of eight units, and what is done with it
     tiles       products of small matrices of such vectors, in registers
     scratch     where everything lies in the memory that the loops on heads work in
     blocks      the field of eight heads on one context, and its transpose
     attention   all heads and contexts of a seed: the compiled kernel of this family of units
     functions   activations of such vectors
-    perceptrons the compiled kernel of that family
+    perceptrons the compiled kernel of the other family
     kernels     a family's kernel by its address, as all that follows knows it, one for a dtype
     kernel      groups of contexts and of units, and seeds: the loops that call kernels
     fused       the same on tensors: how work is cut into tasks that threads share
+    branches    what a layer adds: the fields of its families behind a norm, and its transpose
     formulas    a rule's formula, which is written for tensors, for one entry after another
+    places      where a family's matrices and biases are, as rules need it
     rules       one step of an optimizer rule on every unit of a layer
     rule_loops  what of them takes loops
     sweeps      a seed through all layers, forward, and backward with the rule
@@ -22,8 +24,8 @@ To be read in this order, in which each is made of those before it:
 `dispatch` stands before them all: it chooses the path by sizes alone, and imports no compiler. The
 rest is imported where it is first used, since that takes a second. From outside, tensors come in
 through `fused` and `layers`; compiled loops elsewhere, such as the march of the limit through
-depth, call `seed_field` and `seed_vjp` of `kernel`. All that enters compiled code from Python is a
-`compilation.compiled_entry`, and what it calls by address, a kernel or a rule's step, a
+depth, call `branch_field` and `branch_vjp` of `branches`. All that enters compiled code from Python
+is a `compilation.compiled_entry`, and what it calls by address, a kernel or a rule's step, a
 `compilation.compiled_callback`: both are kept on disk. So a family or a rule costs the compilation
 of itself alone, and no loop is compiled twice for another.
 

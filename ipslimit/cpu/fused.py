@@ -100,7 +100,9 @@ def _array(tensor: torch.Tensor):
     return tensor.detach().contiguous().numpy()
 
 
-def run_tasks(function, arguments, outputs, tasks: int, operations: float, dtype, size) -> None:
+def run_tasks(
+    function, arguments, outputs, tasks: int, operations: float, dtype, size: int, families: int = 1
+) -> None:
     """Run all tasks on as many threads as torch uses and the work is worth.
 
     Parameters
@@ -113,13 +115,15 @@ def run_tasks(function, arguments, outputs, tasks: int, operations: float, dtype
     dtype : torch.dtype
     size : int
         Numbers of scratch that every thread works in.
+    families : int
+        How many there are among the arguments: the function is compiled for every number of them.
     """
 
     def work(first: int, last: int) -> None:
         function(_scratch(dtype, size), *arguments, *outputs, first, last)
 
-    if (function, dtype) not in _compiled:
-        _compile(function, dtype, work)
+    if (function, dtype, families) not in _compiled:
+        _compile(function, dtype, work, families)
     threads = min(torch.get_num_threads(), tasks, int(operations / OPERATIONS_PER_THREAD))
     if threads <= 1:
         work(0, tasks)
@@ -154,11 +158,11 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_forget_workers)
 
 
-def _compile(function, dtype: torch.dtype, work) -> None:
+def _compile(function, dtype: torch.dtype, work, families: int = 1) -> None:
     """Compile for one dtype by running no task."""
     with announced(dtype):
         work(0, 0)
-    _compiled.add((function, dtype))
+    _compiled.add((function, dtype, families))
 
 
 def _scratch(dtype: torch.dtype, size: int):

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from ..model.branch import Branch
-from ..model.heads import Heads
 from ..model.layers import Layers, Training
 from . import fused
 from . import sweeps as loops
-from .kernels import Kernel, kernel_of
-from .rules import SLOTS, Step, no_step, slots_of, step_of, update_rows
+from .branches import CompiledNorm, Sizes, families_of, norm_of
+from .rules import SLOTS, no_step, slots_of, step_of, update_rows
+from .sweeps import Trained
 
 # A layer's field is worth sharing out from so many vector operations on: calling and waking
 # threads for every layer costs a third of a millisecond.
@@ -19,37 +19,34 @@ LAYER_OPERATIONS = 1e6
 
 
 class CompiledLayers(Layers):
-    """`Layers` on the fused kernel, with the rule in the same loop.
+    """`Layers` on the compiled kernels, with the rule in the same loop; for layers not tied.
 
     Few seeds on many threads go layer by layer, where a single layer is shared out to the threads;
     the bits are the same. So do the processes of a group, which meet after every layer.
     """
 
-    @property
-    def heads(self) -> Heads:
-        return self.branch.only
+    def __init__(self, branch: Branch, *arguments):
+        if branch.norm is not None:
+            norm = CompiledNorm(branch.norm.kind, branch.norm.eps)
+            branch = Branch(branch.families, norm, branch.sequential)
+        super().__init__(branch, *arguments)
 
     def _forward(self, x: torch.Tensor) -> None:
-        groups = self._groups(x)
-        if groups is None:
+        sizes = self._sizes(x)
+        if self._goes_by_layer(sizes):
             return super()._forward(x)
-        self._run(loops.forward_rows, self._heads(self._kernel().field), (groups, x.numpy()), x)
+        self._run(loops.forward_rows, "field", sizes, x, ())
 
     def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
-        groups = self._groups(x)
-        if groups is None:
+        sizes = self._sizes(x)
+        if self._goes_by_layer(sizes):
             return super()._backward(x, p, training)
         alive = np.ones(self.seeds, bool) if training is None else training.alive.numpy()
-        outputs = (
-            groups,
-            self.heads.layout.inner,
-            x.numpy(),
-            training is not None,
-            *self._step(training, [r / self.depth for r in range(self.depth)]),
-            alive,
-            p.numpy(),
-        )
-        self._run(loops.backward_rows, self._heads(self._kernel().vjp), outputs, x, 3.0)
+        depths = [r / self.depth for r in range(self.depth)]
+        trained = tuple(self._trained(name, training, depths) for name in self.branch.families)
+        outputs = (training is not None, trained, alive, p.numpy())
+        with_inner = training is not None and training.rule.uses_means
+        self._run(loops.backward_rows, "vjp", sizes, x, outputs, 3.0, with_inner)
 
     def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
         # torch would wake its own threads, which spin for a while after and slow ours
@@ -61,56 +58,70 @@ class CompiledLayers(Layers):
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
     def _pull(self, stage: Branch, x, cotangent, with_units: bool, with_means: bool) -> tuple:
-        """As the sweeps do, means are left to `update_rows`."""
+        """As the sweeps do, means are left to `update_rows`, which here are (y, outputs)."""
+        y = x if stage.norm is None else stage.norm(x)
         options = {"with_units": with_units, "with_outputs": with_means}
-        dx, dunits, *outputs = stage.only.vjp(x, cotangent, self.causal, **options)
-        (name,) = stage.families
-        return dx, {name: dunits.packed} if with_units else {}, {name: (x, *outputs)}
+        dy, sums, means = None, {}, {}
+        for name, units in stage.families.items():
+            dx, dunits, *outputs = units.vjp(y, cotangent, self.causal, **options)
+            dy = dx if dy is None else dy + dx
+            if with_units:
+                sums[name] = dunits.packed
+            if with_means:
+                means[name] = (y, *outputs)
+        return dy if stage.norm is None else stage.norm.pull(x, dy), sums, means
 
     def _update(self, r, training: Training, sums, means) -> None:
-        step, states = self._step(training, r / self.depth)
-        (name,) = self.branch.families
-        x, *outputs = (
-            means[name] if means else (self.heads.packed.new_empty(self.seeds, 0, 0, self.heads.d),)
-        )
-        outputs = outputs[0].mT if outputs else x.new_empty(self.seeds, 0, self.heads.count)
-        states = tuple(state[r] for state in states)
-        theta, alive = self.heads.packed[r].numpy(), training.alive.numpy()
-        g = sums[name].contiguous().numpy()
-        update_rows(step, 0, theta, g, x.numpy(), outputs.contiguous().numpy(), states, alive)
+        for name, units in self.branch.families.items():
+            layer = units[r]
+            y, outputs = layer.packed.new_empty(self.seeds, 0, 0, layer.layout.d), None
+            if means:
+                y, outputs = means[name]
+            outputs = y.new_empty(self.seeds, 0, units.count) if outputs is None else outputs.mT
+            step, states = self._trained(name, training, r / self.depth)
+            rows = slice(r * self.seeds, (r + 1) * self.seeds)
+            update_rows(
+                step,
+                0,
+                layer.packed.numpy(),
+                sums[name].contiguous().numpy(),
+                y.numpy(),
+                outputs.contiguous().numpy(),
+                tuple(state[rows] for state in states),
+                training.alive.numpy(),
+            )
 
-    def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
-        """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
+    def _sizes(self, x: torch.Tensor) -> Sizes:
+        return Sizes(self.branch, *x.shape[2:4])
+
+    def _goes_by_layer(self, sizes: Sizes) -> bool:
         if self.group is not None:
-            return None
-        *groups, operations = fused.split(self._kernel(), *x.shape[2:4], self.heads.count)
-        idle = self.seeds < torch.get_num_threads() and max(groups) > 1
-        return None if idle and operations > LAYER_OPERATIONS else tuple(groups)
+            return True
+        idle = self.seeds < torch.get_num_threads() and max(map(max, sizes.groups)) > 1
+        return idle and sizes.operations > LAYER_OPERATIONS
 
-    def _kernel(self) -> Kernel:
-        return kernel_of(self.heads.layout, self.heads.dtype)
-
-    def _heads(self, address: int) -> tuple:
-        packed, weights = self.heads.packed.numpy(), self.heads.weights.contiguous().numpy()
-        called = (address, self._kernel().place)
-        return called, packed, weights, self.causal, packed.dtype.type(self.scale)
-
-    def _step(
-        self, training: Training | None, depth: float | list[float]
-    ) -> tuple[Step, tuple[np.ndarray, ...]]:
-        """The step of the rule, and its states in their slots; empty ones where it has none.
-
-        depth : of a layer, or of all
-        """
-        absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
+    def _trained(self, name: str, training: Training | None, depth: float | list[float]) -> Trained:
+        """The step of the rule for a family, at the depth of a layer, or of all, and its states."""
+        units = self.branch.families[name]
+        absent = np.empty((self.depth * self.seeds, 0, 0), units.packed.numpy().dtype)
         if training is None:
-            return no_step(self.heads), (absent,) * (SLOTS + 1)
-        rule, (state,) = training.rule, training.states.values()
-        step = step_of(rule, self.heads, training.step, training.per_token, state, depth)
-        return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
+            return Trained(no_step(units), (absent,) * (SLOTS + 1))
+        rule, state = training.rule, training.states[name]
+        step = step_of(rule, units, training.step, training.per_token, state, depth)
+        # views of the states, which the loops change
+        states = (
+            state[slot].view(-1, *state[slot].shape[2:]).numpy() if slot in state else absent
+            for slot in slots_of(rule)
+        )
+        return Trained(step, tuple(states))
 
-    def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
-        kernel, sizes = self._kernel(), x.shape[2:4]
-        operations = work * self.seeds * self.depth * kernel.operations(*sizes, self.heads.count)
-        size = kernel.scratch_size(*sizes)
-        fused.run_tasks(function, arguments, outputs, self.seeds, operations, x.dtype, size)
+    def _run(
+        self, function, kind: str, sizes: Sizes, x, outputs, work=1.0, with_inner=False
+    ) -> None:
+        families = families_of(self.branch, sizes, kind, with_inner)
+        scale = x.numpy().dtype.type(self.scale)
+        norm = norm_of(self.branch.norm, x.dtype)
+        arguments = (families, norm, self.causal, scale, self.stages, x.numpy())
+        operations = work * self.seeds * self.depth * sizes.operations
+        last = (self.seeds, operations, x.dtype, sizes.scratch, len(families))
+        fused.run_tasks(function, arguments, outputs, *last)

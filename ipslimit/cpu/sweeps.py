@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
-from .kernel import combine, seed_field, seed_vjp
+from .branches import branch_field, branch_vjp, family_sums, normed
+from .kernel import combine, part
 from .rule_loops import input_means
-from .rules import SOURCES, update
+from .rules import SOURCES, Step, update
+
+
+class Trained(NamedTuple):
+    """How a family is trained: a step of its rule, and its states in their slots.
+
+    Attributes
+    ----------
+    step : Step
+    states : arrays (layers and seeds, rows, H), empty where the rule has no such state
+    """
+
+    step: Step
+    states: tuple[np.ndarray, ...]
 
 
 @compiled_entry()
@@ -29,84 +45,91 @@ def is_finite(values):
 
 
 @compiled_entry()
-def forward_rows(s, kernel, packed, weights, causal, scale, groups, x, first, last):
-    """Fill x (L+1, R, B, N, d) from x[0], for seeds first .. last - 1.
+def forward_rows(s, families, norm, causal, scale, stages, x, first, last):
+    """Fill x (L stages + 1, R, B, N, d) from x[0], for seeds first .. last - 1.
 
-    kernel : (address of the field, place); packed (L, R, P, H), weights (L, R, H)
+    Parameters
+    ----------
+    families : of `branches`, whose arrays begin with layers and seeds as one dimension
+    stages : int
+        Euler steps of a layer: one of all families, or one of each in turn.
     """
+    seeds = x.shape[1]
+    room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
     for row in range(first, last):
-        for r in range(packed.shape[0]):
-            out = x[r + 1, row]
-            seed_field(s, kernel, x[r, row], packed[r, row], weights[r, row], out, groups, causal)
-            combine(out, x[r, row], scale, out)
+        for i in range(len(x) - 1):
+            layer, stage = divmod(i, stages)
+            which, at = part(stage, stages, len(families)), layer * seeds + row
+            out = x[i + 1, row]
+            branch_field(s, families, which, norm, at, causal, x[i, row], out, room)
+            combine(out, x[i, row], scale, out)
 
 
 @compiled_entry(*SOURCES)
 def backward_rows(
-    s,
-    kernel,
-    packed,
-    weights,
-    causal,
-    scale,
-    groups,
-    inner,
-    x,
-    training,
-    step,
-    states,
-    alive,
-    p,
-    first,
-    last,
+    s, families, norm, causal, scale, stages, x, training, trained, alive, p, first, last
 ):
     """Fill p from its last entry and, in training, update every layer as soon as it is passed.
 
-    kernel : (address of the transpose, place); inner : numbers of a unit's inner inputs together.
-    p is (L+1, R, B, N, d), or (2, R, B, N, d) used in turns, with p_r in p[r % 2]. A seed that is
-    not alive, or whose costate is no longer finite (which `alive` then tells), keeps its heads.
+    p is (L stages + 1, R, B, N, d), or (2, R, B, N, d) used in turns, with p_r in p[r % 2]. A seed
+    that is not alive, or whose costate is no longer finite (which `alive` then tells), keeps its
+    units.
     """
-    layers, _, size, heads = packed.shape
-    with_means = training and step.uses_means
-    sums = np.empty((size + inner if with_means else size, heads), x.dtype)
-    dpacked, outputs = sums[:size], sums[size:]
-    means = np.empty((x.shape[4] + inner if with_means else 0, heads), x.dtype)
-    first_state, second_state, third_state, skipped = states
-    dweights = np.empty(heads, x.dtype)
-    slots = p.shape[0]
+    seeds, slots = x.shape[1], p.shape[0]
+    room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
+    numbers, units, most = 0, 0, 0
+    for family in families:
+        count = family.packed.shape[2]
+        numbers, units = family.start + family.rows * count, max(units, count)
+        most = max(most, (x.shape[4] + family.rows - family.packed.shape[1]) * count)
+    sums, dweights = np.empty(numbers, x.dtype), np.empty(units, x.dtype)
+    means = np.empty(most, x.dtype)
     for row in range(first, last):
-        for r in range(layers - 1, -1, -1):
-            cotangent, out = p[(r + 1) % slots, row], p[r % slots, row]
-            seed_vjp(
-                s,
-                kernel,
-                x[r, row],
-                packed[r, row],
-                weights[r, row],
-                cotangent,
-                out,
-                sums,
-                dweights,
-                groups,
-                causal,
-                training,
-            )
+        for layer in range((len(x) - 1) // stages - 1, -1, -1):
+            at = layer * seeds + row
+            for stage in range(stages - 1, -1, -1):
+                i, which = layer * stages + stage, part(stage, stages, len(families))
+                cotangent, out = p[(i + 1) % slots, row], p[i % slots, row]
+                branch_vjp(
+                    s,
+                    families,
+                    which,
+                    norm,
+                    at,
+                    causal,
+                    x[i, row],
+                    cotangent,
+                    out,
+                    sums,
+                    dweights,
+                    training,
+                    room,
+                )
+                if training and alive[row]:
+                    alive[row] = is_finite(cotangent)
+                combine(out, cotangent, scale, out)
             if training and alive[row]:
-                alive[row] = is_finite(cotangent)
-                if alive[row]:
-                    if with_means:
-                        input_means(x[r, row], outputs, step.per_token, means)
-                    update(
-                        step,
-                        r,
-                        packed[r, row],
-                        dpacked,
-                        means,
-                        (
-                            first_state[r, row],
-                            second_state[r, row],
-                            third_state[r, row],
-                            skipped[r, row],
-                        ),
-                    )
-            combine(out, cotangent, scale, out)
+                for f in range(len(families)):
+                    stage = f * stages // len(families)
+                    tokens = x[layer * stages + stage, row]
+                    train(families[f], trained[f], norm, layer, at, tokens, sums, means, room[0])
+
+
+@njit
+def train(family, trained, norm, layer, at, x, sums, means, room):
+    """Update the units of one family of a layer, in place."""
+    step, theta = trained.step, family.packed[at]
+    size, count = theta.shape
+    found = family_sums(family, sums, True)
+    inner = len(found) - size
+    rows = x.shape[2] + inner if step.uses_means else 0
+    mean = means[: rows * count].reshape((rows, count))
+    if step.uses_means:
+        y = x
+        if norm[0] != 0:
+            normed(norm, x, room)
+            y = room
+        input_means(y, found[size:], step.per_token, mean)
+    first, second, third, skipped = trained.states
+    states = first[at], second[at], third[at], skipped[at]
+    update(step, layer, theta, found[:size], mean, states)

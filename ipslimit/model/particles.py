@@ -363,6 +363,5 @@ def make_layers(
     from ..cpu.layers import CompiledLayers  # numba takes a second to import
     from ..cpu.rules import is_compiled
 
-    alone = branch.norm is None and len(branch.families) == 1
-    compiled = alone and all(is_compiled(rule, units) for units in branch.families.values())
+    compiled = all(is_compiled(rule, units) for units in branch.families.values())
     return (CompiledLayers if compiled else Layers)(*arguments)
