@@ -2,7 +2,7 @@
 
 To be read in this order, in which each is made of those before it:
 
-    cost        eight units are computed at a time; what a field costs, and so which path computes it
+    cost        eight units are computed at a time; what a field costs, and so which path has it
     lanes       a vector of eight numbers, one of each of eight units, and what is done with it
     tiles       products of small matrices of such vectors, in registers
     scratch     where everything lies in the memory that the loops on heads work in
