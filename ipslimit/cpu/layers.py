@@ -45,7 +45,7 @@ class CompiledLayers(Layers):
             self.heads.layout.inner,
             x.numpy(),
             training is not None,
-            *self._step(training),
+            *self._step(training, [r / self.depth for r in range(self.depth)]),
             alive,
             p.numpy(),
         )
@@ -68,7 +68,7 @@ class CompiledLayers(Layers):
         return dx, {name: dunits.packed} if with_units else {}, {name: (x, *outputs)}
 
     def _update(self, r, training: Training, sums, means) -> None:
-        step, states = self._step(training)
+        step, states = self._step(training, r / self.depth)
         (name,) = self.branch.families
         x, *outputs = (
             means[name] if means else (self.heads.packed.new_empty(self.seeds, 0, 0, self.heads.d),)
@@ -77,7 +77,7 @@ class CompiledLayers(Layers):
         states = tuple(state[r] for state in states)
         theta, alive = self.heads.packed[r].numpy(), training.alive.numpy()
         g = sums[name].contiguous().numpy()
-        update_rows(step, theta, g, x.numpy(), outputs.contiguous().numpy(), states, alive)
+        update_rows(step, 0, theta, g, x.numpy(), outputs.contiguous().numpy(), states, alive)
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
@@ -95,13 +95,18 @@ class CompiledLayers(Layers):
         called = (address, self._kernel().place)
         return called, packed, weights, self.causal, packed.dtype.type(self.scale)
 
-    def _step(self, training: Training | None) -> tuple[Step, tuple[np.ndarray, ...]]:
-        """The step of the rule, and its states in their slots; empty ones where it has none."""
+    def _step(
+        self, training: Training | None, depth: float | list[float]
+    ) -> tuple[Step, tuple[np.ndarray, ...]]:
+        """The step of the rule, and its states in their slots; empty ones where it has none.
+
+        depth : of a layer, or of all
+        """
         absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
         if training is None:
             return no_step(self.heads), (absent,) * (SLOTS + 1)
         rule, (state,) = training.rule, training.states.values()
-        step = step_of(rule, self.heads, training.step, training.per_token, state)
+        step = step_of(rule, self.heads, training.step, training.per_token, state, depth)
         return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
 
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
