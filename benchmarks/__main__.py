@@ -10,9 +10,10 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("kernel", "training", "limit", "sweep", "growth", "sharding", "boundary")
+NAMES = ("kernel", "perceptrons", "training", "limit", "sweep", "growth", "sharding", "boundary")
 TITLES = {
     "kernel": "Attention: one field and its VJP",
+    "perceptrons": "Perceptrons: one field and its VJP",
     "training": "A training step",
     "limit": "The limit: cost per digit",
     "sweep": "The default sweep",

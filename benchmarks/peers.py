@@ -111,7 +111,7 @@ def jax_block(x, q, k, v, o, w_in, w_out):
 
 
 def field_and_vjp(field: Callable, x, matrices, cotangent) -> Callable[[], list]:
-    """A call that gives the field and its derivatives in x, q, k, v, o by autograd."""
+    """A call that gives the field and its derivatives in x and the matrices by autograd."""
     leaves = [t.clone().requires_grad_() for t in (x, *matrices)]
 
     def call():
@@ -121,13 +121,13 @@ def field_and_vjp(field: Callable, x, matrices, cotangent) -> Callable[[], list]
     return call
 
 
-def jax_field_and_vjp(x, matrices, cotangent) -> Callable[[], list]:
+def jax_field_and_vjp(x, matrices, cotangent, field=jax_field) -> Callable[[], list]:
     """The same in one compiled jax function."""
     jax = import_jax()
 
     @jax.jit
     def both(cotangent, *leaves):
-        out, pull = jax.vjp(jax_field, *leaves)
+        out, pull = jax.vjp(field, *leaves)
         return out, *pull(cotangent)
 
     arrays = [jax.numpy.asarray(t.numpy()) for t in (cotangent, x, *matrices)]

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import boundary, growth, kernel, limit, limit_peers, plain, sweep, timing, training
+from benchmarks import (
+    boundary,
+    growth,
+    kernel,
+    limit,
+    limit_peers,
+    perceptrons,
+    plain,
+    sweep,
+    timing,
+    training,
+)
 from benchmarks.training_peers import make_trainers
 from ipslimit import Heads
 from ipslimit.experiments.settings import SweepSetting
@@ -16,6 +27,16 @@ def test_kernel_peers_agree(sizes):
     _, results = kernel.ours(x, matrices, cotangent)
     calls = kernel.contestants(x, matrices, cotangent, with_compile=False)
     assert {"einsum", "sdpa"} <= set(calls)
+    for name, difference in kernel.disagreement(calls, results()).items():
+        assert difference < 1e-12, name
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 5, 4, 3, 2), (1, 1, 2, 6, 2, 4), (1, 8, 1, 64, 64, 64)])
+def test_perceptron_peers_agree(sizes):
+    case = perceptrons.make_case(sizes, torch.float64)
+    _, results = perceptrons.ours(*case)
+    calls = perceptrons.contestants(*case, with_compile=False)
+    assert {"einsum", "products"} <= set(calls)
     for name, difference in kernel.disagreement(calls, results()).items():
         assert difference < 1e-12, name
 
