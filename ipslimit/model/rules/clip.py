@@ -35,9 +35,12 @@ class Clip(Through):
     Clipping by the norm of the WHOLE gradient, over all units and layers, is not to be had here.
     Each layer is updated on the way back, as soon as its costate is known, when the gradients of
     the layers before it are not; it would take a second way back. It would also be no more than a
-    schedule: for large L and H the whole norm, (1/(L H)) sum |g|^2 to the power 1/2, tends to the
-    number (int_0^1 int |g|^2 dnu_s ds)^(1/2), without noise and the same for all units, so that all
-    learning rates (of SGD, say) would be multiplied by one function of the step.
+    schedule: for large L and H the whole norm, ((1/(L H)) sum |g|^2)^(1/2), tends to the number
+    (int_0^1 int |g|^2 dnu_s ds)^(1/2), without noise and the same for all units, so that the
+    gradients of all units would be multiplied by one function of the step.
+
+    Where |g| passes the norm, the minimum has a kink: there the depth solver loses order, which its
+    error estimate sees, and a fluctuation is not linear.
 
     With `Rebalance`, write Rebalance(Clip(rule, norm)). Then |g| is that of the balanced
     parameters. Clipped before they are balanced, laws that differ by a rescaling would no longer
