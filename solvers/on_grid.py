@@ -82,7 +82,7 @@ def train_on_grid(
             x = p = None  # those of other contexts are no guess
         at_nodes = branch
         if problem.tied:
-            at_nodes = branch.map(lambda t: t.expand(nodes, *t.shape[1:]))
+            at_nodes = branch.map(lambda t: t.expand(nodes, *t.shape[1:]).contiguous())
         system = System(grid, at_nodes, problem.causal, cost, rule.uses_means)
         x = scheme.forward(system, contexts, x)
         loss[step], p_end = problem.loss_and_costate(x.edges[-1], targets)

@@ -11,11 +11,11 @@ from ipslimit.solvers.march import March
 from ipslimit.solvers.on_grid import train_on_grid
 from ipslimit.solvers.picard import Picard
 
-RULE = SGD(0.3)
+RULE = SGD(0.1)
 DENSE = torch.linspace(0.0, 1.0, 9)
 
 
-def perceptrons(activation, gated=False, size=0.7):
+def perceptrons(activation, gated=False, size=0.4):
     parts = {"w_in": (5, 4, 3), "w_out": (5, 3, 4), "b_in": (5, 4), "b_out": (5, 3)}
     if gated:
         parts["w_gate"] = (5, 4, 3)
@@ -24,7 +24,7 @@ def perceptrons(activation, gated=False, size=0.7):
 
 
 def problem(activation="gelu", gated=False, norm="rms", attention=True, **options):
-    heads = Atoms(random_heads(H=4, m=2, d=3, scale=0.6)) if attention else None
+    heads = Atoms(random_heads(H=4, m=2, d=3, scale=0.4)) if attention else None
     law = Block(heads, perceptrons(activation, gated), norm=norm, norm_eps=0.1)
     return Problem(normal(4, 3, 3, seed=2), normal(4, 3, seed=5), law, **options)
 
@@ -85,20 +85,32 @@ def test_both_schemes_solve_the_same_limit_of_a_block():
     assert float((march.p[2](DENSE) - picard.p[2](DENSE)).abs().max()) < 1e-5
 
 
-def test_relu_has_kinks_in_depth_and_its_slopes_over_five_grids_are_those_of_kinks():
+FOUR = [{}, {"gated": True}, {"norm": None}, {"attention": False}]
+
+
+def test_relu_has_kinks_in_depth_which_cost_the_order_of_p_and_after_training_of_all():
+    # the units' gradients jump where a token crosses a kink, and so do the units from then on
     grids = (8, 16, 32, 64, 128)
-    found = errors(problem("relu"), grids)
-    assert slope(found["x"], grids) >= 1.5, found["x"]
-    assert slope(found["p"], grids) >= 0.7, found["p"]
+    slopes = {(steps, name): [] for steps in (0, 2) for name in "xp"}
+    for (steps, name), found in slopes.items():
+        for options in FOUR:
+            e = errors(problem("relu", **options), grids, steps=steps)[name]
+            found.append(slope(e, grids))
+    # measured 1.87 to 2.19, and .93 to 1.26
+    assert min(slopes[0, "x"]) >= 1.5 and min(slopes[0, "p"]) >= 0.7, slopes
+    # of one problem .70 to 1.23: errors of first order with signs of their own
+    for name in "xp":
+        assert 0.7 <= sum(slopes[2, name]) / 4 <= 1.4, slopes
 
 
+@pytest.mark.parametrize("options", FOUR)
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("norm", [None, "rms"])
-def test_the_estimate_of_a_block_is_not_below_half_the_error(activation, norm):
-    of = problem(activation, norm=norm)
-    answer = solve_limit(of, RULE, 2, 1e-4)
-    fine = solve_limit(of, RULE, 2, 1e-9, max_elements=2048)
-    gaps = [getattr(answer, name)(2, DENSE) - getattr(fine, name)(2, DENSE) for name in "xp"]
+def test_the_estimate_of_a_block_is_not_below_half_the_error(activation, options):
+    of = problem(activation, **options)
+    answer = solve_limit(of, RULE, 2, 3e-3 if activation == "relu" else 1e-6)
+    cost = {"field": 0, "vjp": 0}
+    arguments = (of, RULE, 2, (2,), DepthGrid.uniform(2048), March(), cost, torch.device("cpu"))
+    fine = train_on_grid(*arguments)
+    gaps = [getattr(answer, name)(2, DENSE) - getattr(fine, name)[2](DENSE) for name in "xp"]
     error = max(float(gap.abs().max()) for gap in gaps)
-    assert answer.status == "converged" and fine.error < 1e-2 * answer.error
-    assert error <= 2 * answer.error, (error, answer.error)
+    assert answer.status == "converged" and error <= 2 * answer.error, (error, answer.error)
