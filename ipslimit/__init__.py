@@ -19,6 +19,8 @@ _NAMES = {
     "model.heads": "Heads",
     "model.laws": "Atoms Law SampledLaw TruncatedNormal XavierUniform",
     "model.particles": "train_particles",
+    "model.perceptron_laws": "TruncatedNormalPerceptrons XavierPerceptrons",
+    "model.perceptrons": "Perceptrons",
     "model.problem": "Problem",
     "model.rules": "SGD AdamW BlockAdamW ElementwiseRule Lion Muon Rebalance Rule SBOAdamW",
     "model.runs": "ParticleRun",

@@ -7,6 +7,7 @@ To be read in this order, in which each is made of those before it:
     tiles     products of small matrices of such vectors, in registers
     scratch   where everything lies in the memory that the loops below work in
     blocks    the field of eight heads on one context, and its transpose
+    functions    activations of such vectors;  perceptrons: their field and its transpose
     kernel    all heads, all contexts, all seeds: the loops over `blocks`
     fused     the kernel on tensors: how work is cut into tasks that threads share
     formulas  a rule's formula, which is written for tensors, for one entry after another
