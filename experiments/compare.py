@@ -380,7 +380,8 @@ def outcome(
     `device` computed the numbers.
     """
     limits = [comparison.limit_summary() for comparison in comparisons]
-    made = provenance(device) | {"pair": dataclasses.asdict(pair), "limits": limits}
+    plain = dataclasses.asdict(pair) | {"setting": pair.setting.as_dict()}
+    made = provenance(device) | {"pair": plain} | {"limits": limits}
     paths, errors = (
         [row for comparison in comparisons for row in rows(comparison)]
         for rows in (Comparison.path_rows, Comparison.error_rows)
