@@ -16,6 +16,7 @@ _NAMES = {
     "measure.rates": "fit_rates",
     "model.attention": "attention_field attention_vjp",
     "model.blocks": "Block",
+    "model.depth_law": "AlongDepth",
     "model.heads": "Heads",
     "model.laws": "Atoms Law SampledLaw TruncatedNormal XavierUniform",
     "model.particles": "train_particles",
