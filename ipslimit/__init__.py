@@ -23,7 +23,10 @@ _NAMES = {
     "model.perceptron_laws": "TruncatedNormalPerceptrons XavierPerceptrons",
     "model.perceptrons": "Perceptrons",
     "model.problem": "Problem",
-    "model.rules": "SGD AdamW BlockAdamW ElementwiseRule Lion Muon Rebalance Rule SBOAdamW",
+    "model.rules": (
+        "SGD AdamW BlockAdamW Clip ElementwiseRule LearningRate Lion Muon Rebalance Rule "
+        "SBOAdamW by_depth warmup_cosine"
+    ),
     "model.runs": "ParticleRun",
     "model.units": "Units",
     "torchmodels.probe": "BoundaryProbe",

@@ -142,6 +142,7 @@ def solve_limit(
     problem.block.check_nodes(nodes, nodes_seed)
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
     require_room("steps", steps, problem.dtype)
+    rule.require_rates([law.layout for law in problem.block.laws.values()])
     for law in problem.block.laws.values():
         require_rule(rule, law.layout, problem.dtype, device, steps)
     if callback is not None and not callable(callback):

@@ -42,7 +42,9 @@ class CompiledLayers(Layers):
         if groups is None:
             return super()._backward(x, p, training)
         alive = np.ones(self.seeds, bool) if training is None else training.alive.numpy()
-        outputs = (groups, x.numpy(), training is not None, *self._step(training), alive, p.numpy())
+        depths = [r / self.depth for r in range(self.depth)]
+        step = self._step(training, depths)
+        outputs = (groups, x.numpy(), training is not None, *step, alive, p.numpy())
         scale = x.numpy().dtype.type(self.scale)
         self._run(loops.backward_rows, (*self._heads(x), scale), outputs, x, 3.0)
 
@@ -63,7 +65,7 @@ class CompiledLayers(Layers):
         return dx, {name: dunits.packed} if with_units else {}, {name: (x, *outputs)}
 
     def _update(self, r, training: Training, sums, means) -> None:
-        step, states = self._step(training)
+        step, states = self._step(training, r / self.depth)
         (name,) = self.branch.families
         x, *outputs = (
             means[name] if means else (self.heads.packed.new_empty(self.seeds, 0, 0, self.heads.d),)
@@ -72,7 +74,7 @@ class CompiledLayers(Layers):
         states = tuple(state[r] for state in states)
         theta, alive = self.heads.packed[r].numpy(), training.alive.numpy()
         g = sums[name].contiguous().numpy()
-        update_rows(step, theta, g, x.numpy(), outputs.contiguous().numpy(), states, alive)
+        update_rows(step, 0, theta, g, x.numpy(), outputs.contiguous().numpy(), states, alive)
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
@@ -88,13 +90,18 @@ class CompiledLayers(Layers):
         weights = self.heads.weights.contiguous().numpy()
         return self.heads.packed.numpy(), weights, layout.m, fused.bias_rows(layout), self.causal
 
-    def _step(self, training: Training | None) -> tuple[Step, tuple[np.ndarray, ...]]:
-        """The step of the rule, and its states in their slots; empty ones where it has none."""
+    def _step(
+        self, training: Training | None, depth: float | list[float]
+    ) -> tuple[Step, tuple[np.ndarray, ...]]:
+        """The step of the rule, and its states in their slots; empty ones where it has none.
+
+        depth : of a layer, or of all
+        """
         absent = np.empty((self.depth, self.seeds, 0, 0), self.heads.packed.numpy().dtype)
         if training is None:
             return no_step(self.heads), (absent,) * (SLOTS + 1)
         rule, (state,) = training.rule, training.states.values()
-        step = step_of(rule, self.heads, training.step, training.per_token, state)
+        step = step_of(rule, self.heads, training.step, training.per_token, state, depth)
         return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
 
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:

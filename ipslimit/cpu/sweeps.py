@@ -113,6 +113,7 @@ def backward_rows(
                         input_means(x[r, row], outputs, step.per_token, means)
                     update(
                         step,
+                        r,
                         packed[r, row],
                         dpacked,
                         means,

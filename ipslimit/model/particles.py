@@ -127,6 +127,7 @@ def train_particles(
     device = resolve_device(device)
     stored = numbers or dict.fromkeys(block.laws, nodes)
     require_layers_room(problem, depth, stored, seeds, steps, device)
+    rule.require_rates([law.layout for law in block.laws.values()])
     for law in block.laws.values():
         require_rule(rule, law.layout, problem.dtype, device, steps)
     if callback is not None and not callable(callback):
@@ -185,6 +186,7 @@ def train_from(
     """Train from given units with leading dimensions (L, seeds), filling `run`."""
     if isinstance(start, Units):
         start = problem.block.branch({next(iter(problem.block.laws)): start})
+    rule.require_rates([units.layout for units in start.families.values()])
     for units in start.families.values():
         require_rule(rule, units.layout, units.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
