@@ -1,5 +1,6 @@
 """Particles and limit of blocks: several families, norms, batches, ties, laws along depth."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,18 @@ import torch
 from builders import F64, normal, small_atoms
 from own_units import Tanh, TanhLaw
 
-from ipslimit import SGD, AdamW, AlongDepth, Atoms, Block, Problem, Rebalance, XavierUniform
+from ipslimit import (
+    SGD,
+    AdamW,
+    AlongDepth,
+    Atoms,
+    Block,
+    Problem,
+    Rebalance,
+    XavierUniform,
+    by_depth,
+    warmup_cosine,
+)
 from ipslimit import train_particles as train
 from ipslimit.measure.errors import bias_table, error_table
 from ipslimit.measure.fluctuation import predict_fluctuation
@@ -317,3 +329,33 @@ def test_bad_blocks_are_refused_in_one_line(make, words):
     with pytest.raises((ValueError, TypeError), match=words) as refused:
         make()
     assert "\n" not in str(refused.value)
+
+
+def test_tied_layers_take_schedules_and_refuse_rates_by_depth():
+    of = problem(tied=True)
+    run = train(of, AdamW(warmup_cosine(0.1, 2, 4), eps=0.1), 3, 4, 4)
+    assert run.status == "ok"
+    with pytest.raises(ValueError, match=r"^profile must be finite"):
+        train(of, AdamW(by_depth(lambda s: 1 + s, 0.1), eps=0.1), 3, 4, 1)
+
+
+@dataclasses.dataclass
+class Rising:
+    """A profile that can be told from others."""
+
+    start: float = 0.2
+
+    def __call__(self, s):
+        return self.start + s
+
+
+def test_rates_by_depth_reach_layers_and_nodes_alike():
+    of = problem(contexts=3)
+    rule = SGD(by_depth(Rising()))
+    limit = solve_limit(of, rule, 2, 1e-6)
+    assert limit.status == "converged"
+    errors = []
+    for depth in (32, 64):
+        rows = bias_table(train(of, rule, depth, None, 2), limit)
+        errors.append([row["error"] for row in rows if row["norm"] == "rms"])
+    assert all(1.8 < coarse / fine < 2.2 for coarse, fine in zip(*errors, strict=True))

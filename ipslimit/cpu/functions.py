@@ -149,11 +149,12 @@ def hyperbolic_tangent(x: Vector) -> Vector:
     return where_above(x, 0.0, 0.0 - t, t)
 
 
-def logistic(x: Vector) -> Vector:
-    """1 / (1 + exp(-x))."""
+def logistic(x: Vector) -> tuple[Vector, Vector]:
+    """1 / (1 + exp(-x)), and what is left of 1."""
     e = exp2(-math.log2(math.e) * magnitude(x))
     larger = 1.0 / (1.0 + e)
-    return where_above(x, 0.0, larger, e * larger)
+    smaller = e * larger
+    return where_above(x, 0.0, larger, smaller), where_above(x, 0.0, smaller, larger)
 
 
 # Each gives act(z) and act'(z).
@@ -181,8 +182,8 @@ def relu(z: Vector):
 
 
 def silu(z: Vector):
-    share = logistic(z)
-    return z * share, share * fma(z, 1.0 - share, 1.0)
+    share, rest = logistic(z)
+    return z * share, share * fma(z, rest, 1.0)
 
 
 def tanh(z: Vector):

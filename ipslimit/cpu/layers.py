@@ -10,6 +10,7 @@ from ..model.heads import Heads
 from ..model.layers import Layers, Training
 from . import fused
 from . import sweeps as loops
+from .kernels import Kernel, kernel_of
 from .rules import SLOTS, Step, no_step, slots_of, step_of, update_rows
 
 # A layer's field is worth sharing out from so many vector operations on: calling and waking
@@ -32,21 +33,23 @@ class CompiledLayers(Layers):
         groups = self._groups(x)
         if groups is None:
             return super()._forward(x)
-        outputs = (groups, x.numpy())
-        self._run(
-            loops.forward_rows, (*self._heads(x), x.numpy().dtype.type(self.scale)), outputs, x
-        )
+        self._run(loops.forward_rows, self._heads(self._kernel().field), (groups, x.numpy()), x)
 
     def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
         groups = self._groups(x)
         if groups is None:
             return super()._backward(x, p, training)
         alive = np.ones(self.seeds, bool) if training is None else training.alive.numpy()
-        depths = [r / self.depth for r in range(self.depth)]
-        step = self._step(training, depths)
-        outputs = (groups, x.numpy(), training is not None, *step, alive, p.numpy())
-        scale = x.numpy().dtype.type(self.scale)
-        self._run(loops.backward_rows, (*self._heads(x), scale), outputs, x, 3.0)
+        outputs = (
+            groups,
+            self.heads.layout.inner,
+            x.numpy(),
+            training is not None,
+            *self._step(training, [r / self.depth for r in range(self.depth)]),
+            alive,
+            p.numpy(),
+        )
+        self._run(loops.backward_rows, self._heads(self._kernel().vjp), outputs, x, 3.0)
 
     def _finite(self, cotangent: torch.Tensor) -> torch.Tensor:
         # torch would wake its own threads, which spin for a while after and slow ours
@@ -78,17 +81,19 @@ class CompiledLayers(Layers):
 
     def _groups(self, x: torch.Tensor) -> tuple[int, int] | None:
         """Groups of head blocks and of contexts to sum in turn; None to go layer by layer."""
-        contexts, tokens, d = x.shape[2:]
         if self.group is not None:
             return None
-        *groups, operations = fused.split(contexts, self.heads.count, tokens, d, self.heads.m)
+        *groups, operations = fused.split(self._kernel(), *x.shape[2:4], self.heads.count)
         idle = self.seeds < torch.get_num_threads() and max(groups) > 1
         return None if idle and operations > LAYER_OPERATIONS else tuple(groups)
 
-    def _heads(self, x: torch.Tensor) -> tuple:
-        layout = self.heads.layout
-        weights = self.heads.weights.contiguous().numpy()
-        return self.heads.packed.numpy(), weights, layout.m, fused.bias_rows(layout), self.causal
+    def _kernel(self) -> Kernel:
+        return kernel_of(self.heads.layout, self.heads.dtype)
+
+    def _heads(self, address: int) -> tuple:
+        packed, weights = self.heads.packed.numpy(), self.heads.weights.contiguous().numpy()
+        called = (address, self._kernel().place)
+        return called, packed, weights, self.causal, packed.dtype.type(self.scale)
 
     def _step(
         self, training: Training | None, depth: float | list[float]
@@ -105,8 +110,7 @@ class CompiledLayers(Layers):
         return step, tuple(state[n].numpy() if n in state else absent for n in slots_of(rule))
 
     def _run(self, function, arguments, outputs, x: torch.Tensor, work: float = 1.0) -> None:
-        contexts, tokens, d = x.shape[2:]
-        _, _, operations = fused.split(contexts, self.heads.count, tokens, d, self.heads.m)
-        shape = (contexts, tokens, d, self.heads.m)
-        operations *= work * self.seeds * self.depth
-        fused.run_tasks(function, arguments, outputs, self.seeds, operations, x.dtype, shape)
+        kernel, sizes = self._kernel(), x.shape[2:4]
+        operations = work * self.seeds * self.depth * kernel.operations(*sizes, self.heads.count)
+        size = kernel.scratch_size(*sizes)
+        fused.run_tasks(function, arguments, outputs, self.seeds, operations, x.dtype, size)

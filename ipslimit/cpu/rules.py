@@ -16,12 +16,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import njit
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from ..compilation import compiled_callback, compiled_entry
+from ..compilation import caller, compiled_callback, compiled_entry
 from ..model import rules
 from ..model.heads import Heads
 from ..model.rules import BlockAdamW, Clip, Rebalance, Rule, SBOAdamW
@@ -272,18 +269,7 @@ def _signature(dtype: str):
     return numba.void(number[:, ::1], number, place, array, array, array, states)
 
 
-@intrinsic
-def _call(typing_context, address, arguments):
-    """Call the compiled step at an address."""
-
-    def generate(context, builder, signature, values):
-        types = [context.get_value_type(kind) for kind in signature.args[1]]
-        kind = ir.FunctionType(context.get_value_type(numba.void), types)
-        function = builder.inttoptr(values[0], kind.as_pointer())
-        builder.call(function, cgutils.unpack_tuple(builder, values[1]))
-        return context.get_dummy_value()
-
-    return numba.void(address, arguments), generate
+_call = caller(lambda arguments: _signature(str(arguments[0].dtype)))
 
 
 @njit

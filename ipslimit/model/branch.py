@@ -134,7 +134,8 @@ class Branch:
             gradient = units.with_packed(gradients[name])
             # a copy of the dict, which a rule may fill anew and return
             given = units, dict(states[name]), gradient, step, *more
-            families[name], new[name] = rule.at(step, units.layout, depth).update(*given)
+            rule_now = rule.at(step, units.layout, depth, units.packed)
+            families[name], new[name] = rule_now.update(*given)
         return self.with_families(families), new
 
     # ------------------------------------------------------------------ storage

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..cpu.cost import perceptron_operations
+from ..cpu.dispatch import choose_for
 from . import perceptrons_eager
 from .activations import DEFINED
 from .units import Units
@@ -80,5 +82,14 @@ class Perceptrons(Units):
         return hidden @ w_out.mT + b_out, hidden
 
     def path(self, contexts: int, tokens: int):
-        """`perceptrons_eager`."""
-        return perceptrons_eager
+        """`perceptrons_eager`, or `cpu.fused`."""
+        if not self.is_compiled(contexts, tokens):
+            return perceptrons_eager
+        from ..cpu import fused  # numba takes a second to import
+
+        return fused
+
+    def is_compiled(self, contexts: int, tokens: int) -> bool:
+        """Whether the fused kernel is chosen for these sizes, see `cpu.dispatch.choose`."""
+        operations = perceptron_operations(contexts, self.count, tokens, self.layout)
+        return choose_for(operations, self.count, self.dtype, self.device) != "eager"

@@ -134,7 +134,7 @@ class _Block:
         if self.gated:
             dy = dz * self.value
             dz *= self.factor
-        dz *= self.activation.slope(self.z, self.inner)
+        self.activation.pull(dz, self.z, self.inner)
         named = {"w_gate": dz, "w_in": dy} if self.gated else {"w_in": dz}
         if into is not None:
             self._add_derivatives(c, named, *into)

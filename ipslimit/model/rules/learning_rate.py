@@ -240,7 +240,8 @@ def _over_depths(name: str, rate: object, step: int, depth) -> float | torch.Ten
     if not callable(rate):
         return rate
     if not isinstance(depth, torch.Tensor):
-        return _one(name, rate, step, float(depth))
+        # tied layers have no depth: a rate that asks for it is refused for what it makes of NaN
+        return _one(name, rate, step, math.nan if depth is None else float(depth))
     # asked for one depth at a time, so that layers and nodes have the same bits
     values = [_one(name, rate, step, s) for s in depth.tolist()]
     if len(set(values)) == 1:
