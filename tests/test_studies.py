@@ -152,9 +152,9 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
         raise AssertionError("a finished cell was computed again")
 
     for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
-        monkeypatch.setattr(f"experiments.{module}.train_particles", refuse)
+        monkeypatch.setattr(f"ipslimit.experiments.{module}.train_particles", refuse)
     for module in ("sweep", "studies.uniform", "studies.epsilon"):
-        monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
+        monkeypatch.setattr(f"ipslimit.experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     again = small(name, folders[name]).find(progress=False)
     write_finding(again, folders[name], "cpu")
