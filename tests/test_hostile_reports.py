@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.studies.finding import (
-    FORM,
-    Finding,
-    Measured,
-    Picture,
-    Table,
-    write_finding,
-)
+from ipslimit.experiments.studies.finding import FORM, Finding, Measured, Picture, Table, outcome
 from ipslimit.experiments.studies.report import ReportCommand
 
 in_one_folder = settings(
@@ -52,7 +45,7 @@ def finding(sentence="The exponent is -0.5123."):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
-    write_finding(finding(), folder, "cpu")
+    outcome(finding(), "cpu").write(folder)
     return folder
 
 
@@ -131,7 +124,7 @@ def test_a_file_that_is_not_what_was_written_is_told(folder, tmp_path, name, dam
     if damage == "folder":
         path.mkdir()
     elif damage == "another's":
-        write_finding(finding("The exponent is -0.3333."), tmp_path / "rates", "cpu")
+        outcome(finding("The exponent is -0.3333."), "cpu").write(tmp_path / "rates")
         other = (folder / name).read_bytes()
         path.write_bytes(good if name == "finding.json" else other + b"\n")
     expect_refusal(folder, tmp_path, name)
@@ -140,7 +133,7 @@ def test_a_file_that_is_not_what_was_written_is_told(folder, tmp_path, name, dam
 def test_new_figures_beside_old_numbers_are_told(folder, tmp_path):
     """As an older version left them when it was killed."""
     old = (folder / "finding.json").read_bytes()
-    write_finding(finding("The exponent is -0.3333."), folder, "cpu")
+    outcome(finding("The exponent is -0.3333."), "cpu").write(folder)
     (folder / "finding.json").write_bytes(old)
     expect_refusal(folder, tmp_path, "finding.json is missing, or is not what finding.sha256")
 
