@@ -142,6 +142,13 @@ def test_a_study_writes_numbers_tables_figures_and_one_sentence(folders, name):
     assert finding["settings"]["setting"]["m"] == 2 and finding["settings"]["seeds"] >= 2
 
 
+def test_of_laws_that_vary_the_options_of_each_are_recorded(folders):
+    settings = read_finding(folders["laws"])["settings"]
+    options = {"xavier": {"gain": 1.0}, "truncated-normal": {"std": 0.5, "bound": 1.0}}
+    assert settings["law"] == [*options] and settings["law_options"] == options
+    assert not {"law", "law_options"} & settings["setting"].keys()
+
+
 @pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling"])
 def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     """Nothing is trained again, and the finding is the same."""
