@@ -25,13 +25,18 @@ print(repr(entry({X}, {Y})), sum(entry.stats.cache_hits.values()))
 """
 
 
-def start(tmp_path, before="", around="{}", **environment):
-    """(value, whether it was kept, lines of stderr) of a process; `around` is a shell command."""
+def program(tmp_path, before=""):
+    """The path of the program, which adds after some more lines of code."""
     source = tmp_path / "source"
     source.mkdir(exist_ok=True)
     (source / "adder.py").write_text("def add(x, y):\n    return x + y\n")
     (source / "program.py").write_text(PROGRAM.format(before=before))
-    command = around.format(f"{sys.executable} -B {source / 'program.py'}")
+    return source / "program.py"
+
+
+def start(tmp_path, before="", around="{}", **environment):
+    """(value, whether it was kept, lines of stderr) of a process; `around` is a shell command."""
+    command = around.format(f"{sys.executable} -B {program(tmp_path, before)}")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
     done = subprocess.run(
         ["sh", "-c", command],
@@ -112,8 +117,7 @@ def test_another_processor_has_code_of_its_own(tmp_path):
 
 def test_processes_that_compile_at_once(tmp_path):
     kept = str(tmp_path / "kept")
-    start(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "other"))  # writes the program
-    command = [sys.executable, "-B", str(tmp_path / "source" / "program.py")]
+    command = [sys.executable, "-B", str(program(tmp_path))]
     environment = os.environ | {"NUMBA_CACHE_DIR": kept}
     running = [
         subprocess.Popen(
