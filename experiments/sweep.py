@@ -393,13 +393,6 @@ def outcome(
     )
 
 
-def write_results(
-    result: SweepResult, study: SweepSetting, folder: Path, device: object = "auto"
-) -> None:
-    """The files of `outcome`, and their rates.sha256."""
-    outcome(result, study, device).write(folder)
-
-
 def _whole_heads(row: dict) -> dict:
     """The row with H as the integer it is, unless it is inf: cells hold floats."""
     return row | {"H": int(row["H"])} if math.isfinite(row["H"]) else row
