@@ -107,9 +107,10 @@ def _shares(result: SweepResult) -> list[str]:
             for upper, expected in zip(share.upper, share.expected, strict=True)
         )
         sizes = "/".join(f"{size:.0f}" for size in share.sizes)
+        name, paired = share.variable.ljust(width), ", paired" if share.paired else ""
         lines.append(
-            f"  step {share.step} {share.variable:<{width}} {share.rival} at L={sizes}: {bounds}  bend "
-            f"{share.bend:+.1f} sd{', paired' if share.paired else ''}: {share.verdict}"
+            f"  step {share.step} {name} {share.rival} at L={sizes}: {bounds}  bend "
+            f"{share.bend:+.1f} sd{paired}: {share.verdict}"
         )
     head = (
         "How much of the fluctuation's variance may fall more slowly than L^-1/2: 95 % bounds "
