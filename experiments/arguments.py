@@ -60,7 +60,7 @@ def settings_from(arguments: Sequence[str]) -> Iterator[None]:
 
         def make(**values) -> Setting:
             given = [name for name in others if values.pop(name) != _NOT_GIVEN]
-            return _made(type(base), values, others[given[0]] if given else None)
+            return _made(base, values, others[given[0]] if given else None)
 
         make.__doc__ = inspect.getdoc(type(base)).split("\n\n")[0]
         return StructConstructorSpec(make, tuple(fields))
@@ -160,12 +160,17 @@ def _flags_of_others(known: set[str]) -> dict[str, str]:
     return {flag: name for flag, name in flags.items() if name not in known}
 
 
-def _made(kind: type[Setting], values: dict[str, object], other: str | None) -> Setting:
-    """The setting that the flags make; `other` is an option of others that was given."""
+def _made(base: Setting, values: dict[str, object], other: str | None) -> Setting:
+    """The setting that the flags make; `other` is an option of others that was given.
+
+    What `base` has set and was not given makes way where it says nothing beside what was.
+    """
     try:
-        setting = kind(**values)
+        setting = type(base)(**values)
         if other is not None:
             raise _BadSetting(setting.refusal(other, "--" + other.replace("_", "-")))
-        return setting
+        usual = dict(setting.defaults(setting.idle))
+        unsaid = {n: v for n, v in usual.items() if getattr(setting, n) == getattr(base, n) != v}
+        return setting.varied(**unsaid) if unsaid else setting
     except (TypeError, ValueError) as error:
         raise _BadSetting(str(error)) from error

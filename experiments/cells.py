@@ -124,12 +124,13 @@ def memory_of_a_cell(memory: int | None, engine: Engine) -> int | None:
 def cell_cost(study: SweepSetting, depth: int, count: int | None) -> int:
     """Numbers touched in a cell, about: what its time is proportional to."""
     setting, seeds = study.setting, study.sizes.seeds
-    exact = setting.exact
+    exact, own = setting.exact, {"attention": setting.tokens}
     stored = setting.stored
     if count is None:
         passes = stored
     else:
         predicted = 3 * stored if study.constant and exact else 0
         passes = seeds * ((min(count, stored) if exact else count) + predicted)
-    tokens = setting.contexts * setting.tokens
-    return (setting.steps + 1) * depth * passes * tokens * (setting.d + setting.tokens)
+    tokens = setting.step_contexts * setting.tokens
+    width = sum(setting.d + own.get(family, setting.inner) for family in setting.families)
+    return (setting.steps + 1) * depth * passes * tokens * width

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from ipslimit import Atoms, Heads, Law, Rule, XavierUniform
+from ipslimit import Atoms, Law, Rule, SampledLaw, Units, XavierPerceptrons, XavierUniform
 from ipslimit.checks import require_int, require_room, shown
-from ipslimit.model import laws
+from ipslimit.model import laws, perceptron_laws
 from ipslimit.model.rules import RULES
 
 from .frame.options import REQUIRED, Option, Options, is_plain, options_of, tuples
@@ -39,14 +39,38 @@ def drawn_atoms(
     gain : float > 0
         Gain of the xavier law that atoms are drawn from.
     """
-    require_room("atoms, d and m", 4 * require_int("atoms", atoms) * d * m, torch.float64)
-    law = XavierUniform(d, m, gain, biases)
+    return _drawn("atoms, d and m", XavierUniform(d, m, gain, biases), atoms, generator, dtype)
+
+
+def drawn_perceptrons(
+    d: int,
+    n: int,
+    biases: bool,
+    gated: bool,
+    activation: str,
+    generator: np.random.Generator,
+    dtype: torch.dtype,
+    atoms: int = 32,
+    gain: float = 1.0,
+) -> Atoms:
+    """Atoms of equal weight, drawn once from `XavierPerceptrons`; as `drawn_atoms`."""
+    law = XavierPerceptrons(d, n, gain, biases, gated, activation)
+    return _drawn("atoms, d and inner", law, atoms, generator, dtype)
+
+
+def _drawn(sizes: str, law: SampledLaw, atoms: int, generator, dtype: torch.dtype) -> Atoms:
+    matrices = require_int("atoms", atoms) * law.layout.matrix_rows
+    require_room(sizes, matrices, torch.float64)
     drawn = law.draw(atoms, 1, generator, dtype)
-    return Atoms(Heads.from_packed(drawn.packed[0], drawn.weights[0], law.layout))
+    return Atoms(Units.from_packed(drawn.packed[0], drawn.weights[0], law.layout))
 
 
 LAWS: dict[str, Callable[..., Law]] = {"atoms": drawn_atoms} | {
     name: kind for name, kind in laws.LAWS.items() if kind is not Atoms
+}
+# Of perceptrons, by the same names: their options are those of the laws of heads.
+PERCEPTRON_LAWS: dict[str, Callable[..., Law]] = {"atoms": drawn_perceptrons} | {
+    name: kind for name, kind in perceptron_laws.PERCEPTRON_LAWS.items() if kind is not Atoms
 }
 _ADAM = {"lr": 0.02, "eps": 0.01, "weight_decay": 0.01}
 # The default study's, where they are not the class's own.
@@ -149,5 +173,6 @@ class Choice:
 
 
 RULE = Choice("rule", RULES, Rule)
-LAW = Choice("law", LAWS, Law, frozenset(("d", "m", "biases", "generator", "dtype")))
+_GIVEN = ("d", "m", "activation", "gated", "biases", "generator", "dtype")
+LAW = Choice("law", LAWS, Law, frozenset(_GIVEN))
 CHOICES = (RULE, LAW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
@@ -349,7 +350,8 @@ def compare(
         units = sum(cell_cost(study, pair.depth, pair.heads) for study in studies)
         engine = choose_engine(int(alone), seconds=SECONDS_A_UNIT * units)
     shared = (pair.depth, pair.heads, str(device), memory_of_a_cell(memory, engine))
-    found = dict(compute(engine, _compare, shared, {i: (s,) for i, s in enumerate(studies)}))
+    with contextlib.closing(engine):
+        found = dict(compute(engine, _compare, shared, {i: (s,) for i, s in enumerate(studies)}))
     return [found[i] for i in range(len(studies))]
 
 
@@ -380,7 +382,8 @@ def outcome(
     `device` computed the numbers.
     """
     limits = [comparison.limit_summary() for comparison in comparisons]
-    made = provenance(device) | {"pair": dataclasses.asdict(pair), "limits": limits}
+    plain = dataclasses.asdict(pair) | {"setting": pair.setting.as_dict()}
+    made = provenance(device) | {"pair": plain} | {"limits": limits}
     paths, errors = (
         [row for comparison in comparisons for row in rows(comparison)]
         for rows in (Comparison.path_rows, Comparison.error_rows)

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from ipslimit import Heads
+from ipslimit import Units
 from ipslimit.solvers.limit_memory import SHARE, available, limit_bytes
 
 from .engines import processors
@@ -25,39 +25,45 @@ def cell_bytes(study: SweepSetting, depth: int, count: int | None, seeds: int | 
 
     Notes
     -----
-    While seeds are trained, there are their heads, the rule's state and one copy of the heads a
-    recorded step; while the constant is predicted, heads and state of two models with all atoms a
+    While seeds are trained, there are their units, the rule's state and one copy of the units a
+    recorded step; while the constant is predicted, units and state of two models with all atoms a
     seed. What is recorded of all seeds stays.
     """
     setting, total = study.setting, study.sizes.seeds
     together = total if seeds is None else min(seeds, total)
-    exact = setting.exact
-    stored = setting.stored
-    size = DTYPES[setting.dtype].itemsize
-    parameters, state = _numbers_of_a_head(setting)
-    layer, copies = size * parameters, 1 + state / parameters
-    steps = len(setting.recorded)
-    tokens = (depth + 1) * (setting.contexts + setting.probes) * setting.tokens * setting.d * size
+    exact, stored, size = setting.exact, setting.stored, DTYPES[setting.dtype].itemsize
+    steps, layers = len(setting.recorded), 1 if setting.tied else depth
+    # slots of hidden states: a sequential layer has one between its two steps, which is kept too
+    slots = depth * (2 if setting.sequential else 1) + 1
+    token = setting.tokens * setting.d * size * slots
+    tokens = (setting.step_contexts + setting.probes) * token
+    # the sizes of all tokens in front of a norm are looked at, after each way forward
+    sizes = {"none": 0, "rms": 1, "layer": 2}[setting.norm] * setting.step_contexts * token
+    layer, with_state = (size * count for count in _numbers_of_a_layer(setting))
     if count is None:
-        heads = depth * stored * layer
-        return heads * (copies + steps) + tokens * (2 * steps + ERROR_COPIES)
-    kept = total * depth * layer * steps * (min(count, stored) if exact else 0)
-    heads = together * depth * layer * (min(count, stored) if exact else count)
+        units = layers * stored * (with_state + layer * steps)
+        return units + tokens * (2 * steps + ERROR_COPIES) + sizes
+    held = min(count, stored) if exact else count
+    kept = total * layers * layer * steps * held if exact else 0
     recorded = total * tokens * 2 * steps
-    # heads that are recorded of a law without atoms are dropped with their seeds
-    training = heads * (copies + (0 if exact else steps)) + kept + recorded
+    # units that are recorded of a law without atoms are dropped with their seeds
+    units = together * layers * held * (with_state + (0 if exact else steps) * layer)
+    training = units + kept + recorded + together * sizes
     if not study.constant or not exact:
         return training + total * tokens * ERROR_COPIES
-    pairs = 2 * together * depth * stored * layer * copies + 2 * together * tokens * 2 * steps
+    pairs = 2 * together * (layers * stored * with_state + tokens * 2 * steps + sizes)
     predicting = kept + recorded + pairs + 2 * recorded
     return max(training, predicting) + total * tokens * ERROR_COPIES
 
 
-def _numbers_of_a_head(setting: Setting) -> tuple[int, int]:
-    """Of its parameters, and of what the rule keeps of it."""
-    layout = setting.make_law().layout
-    heads = Heads.from_packed(torch.empty(layout.size, 1), torch.empty(1), layout)
-    return layout.size, sum(t.numel() for t in setting.make_rule().init(heads).values())
+def _numbers_of_a_layer(setting: Setting) -> tuple[int, int]:
+    """Parameters of a unit of every family; and these with what the rule keeps of them."""
+    rule, parameters, state = setting.make_rule(), 0, 0
+    for law in setting.laws.values():
+        one = Units.from_packed(torch.empty(law.layout.size, 1), torch.empty(1), law.layout)
+        parameters += law.layout.size
+        state += sum(t.numel() for t in rule.init(one).values())
+    return parameters, parameters + state
 
 
 def seeds_that_fit(study: SweepSetting, depth: int, count: int | None, memory: int | None) -> int:

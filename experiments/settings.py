@@ -5,33 +5,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 import tyro
 
-from ipslimit import Atoms, Problem, Rebalance, Rule, SBOAdamW
+import ipslimit
+from ipslimit import Atoms, Block, Perceptrons, Problem, Rebalance, Rule, SBOAdamW
 from ipslimit.checks import require_room
+from ipslimit.model import norm
 from ipslimit.model.blocks import MOST_HEADS
+from ipslimit.model.branch import family_of
 from ipslimit.model.laws import Law
 from ipslimit.model.particles import MOST_SEEDS
 
-from .choices import CHOICES, LAW, RULE, Choice
-from .frame.fields import Count, Distinct, Natural, One, Positive, Real, Truth, Whole
-from .frame.kept import Kept, require_names, require_type
-from .frame.options import Option, Options
-from .frame.own import digest_of
+from .choices import LAW, PERCEPTRON_LAWS, RULE
+from .chosen import Chosen
+from .frame.fields import Count, Distinct, Natural, NotNegative, One, Positive, Real, Truth, Whole
+from .frame.kept import Kept
+from .frame.options import Options
+from .frame.own import is_own
 
+# The families of units that a layer may have.
+BLOCKS = ("attention", "perceptron", "attention+perceptron")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 @dataclasses.dataclass(frozen=True, init=False)
-class Setting(Kept):
+class Setting(Chosen):
     """Problem, rule and training: what the particle transformer and the limit share.
 
-    A rule and a law of heads are chosen by name, and have options of their own, the parameters of
+    A rule and a law of units are chosen by name, and have options of their own, the parameters of
     their constructors: `Setting(rule="sgd", lr=0.1, momentum=0.9)`. A class of the user's own is
     named by its file, `rule="mine.py:Lion"`; its text is part of the setting (`rule_digest`). All
     values are plain, so settings can be sent, compared and written.
@@ -52,13 +58,34 @@ class Setting(Kept):
     tokens: Count = 8
     """Tokens N of a context."""
     contexts: Count = 4
-    """Training contexts B, all used in every step."""
+    """Training contexts."""
+    batch: Count | None = None
+    """Contexts B of a step, drawn for each without replacement (default: all of them)."""
+    batch_seed: Natural = 0
+    """batch: what the draws of step k depend on, besides k."""
     probes: Natural = 4
     """Contexts that are compared but not trained on (0: none)."""
     causal: bool = False
     """Token i attends to tokens j <= i only."""
+    block: Annotated[str, One(BLOCKS)] = "attention"
+    """Units of a layer: attention, perceptron or attention+perceptron, H of each."""
+    inner: Count = 4
+    """Neurons n of a perceptron."""
+    activation: Annotated[str, One(Perceptrons.options["activation"])] = "gelu"
+    """Of perceptrons: gelu, gelu_tanh, relu, silu or tanh."""
+    gated: bool = False
+    """Perceptrons are gated: act(W_gate x) times W_in x."""
+    norm: Annotated[str, One(("none", *norm.KINDS))] = "none"
+    """Of each token before a layer reads it: none, rms or layer."""
+    norm_eps: Positive = 1e-5
+    """norm: what is added to the mean square that a token is divided by the root of."""
+    sequential: bool = False
+    """Of attention+perceptron: perceptrons act on what attention has made of the tokens, in two
+    Euler steps a layer, and not beside it."""
+    tied: bool = False
+    """One draw of the units for all layers, which are trained as one."""
     law: str = "atoms"
-    """Initial law of the heads."""
+    """Initial law of the units."""
     law_options: Options = dataclasses.field(default_factory=Options)
     """What the law is made with."""
     law_digest: str | None = None
@@ -70,15 +97,24 @@ class Setting(Kept):
     quadrature_tol: Positive | None = None
     """Largest error of the quadrature wanted in the limit's x and p (default: tol)."""
     biases: Annotated[bool, Truth()] | None = None
-    """Heads have biases, which start at zero (default: where the rule needs them, as sbo does)."""
+    """Units have biases, which start at zero (default: where the rule needs them, as sbo does)."""
     rule: str = "adamw"
     """Optimizer rule."""
+    schedule: Annotated[str, One(("constant", "warmup-cosine"))] = "constant"
+    """Of the rule's lr: constant, or warmup-cosine, which rises to lr and falls to floor."""
+    warmup: Natural = 0
+    """schedule: steps in which lr rises."""
+    floor: NotNegative = 0.0
+    """schedule: what lr falls to, at the last step."""
+    clip: Positive | None = None
+    """Largest Euclidean norm of a unit's gradient (default: it is not clipped)."""
     rule_options: Options = dataclasses.field(default_factory=Options)
     """What the rule is made with."""
     rule_digest: str | None = None
     """Of the file of a rule of the user's own."""
     rebalance: Natural = 0
-    """Balance the pairs Q | K and V | O before step 1 and then every so many steps (0: never)."""
+    """Balance the pairs Q | K and V | O (of perceptrons W_in | W_out, where they are such) before
+    step 1 and then every so many steps (0: never)."""
     damping: Annotated[float, Real(0.0, 1.0, include_low=False)] = 1.0
     """rebalance: 1 makes their norms equal (hard), less moves them towards that (soft)."""
     steps: Natural = 5
@@ -90,72 +126,11 @@ class Setting(Kept):
     dtype: Annotated[str, One(tuple(DTYPES))] = "float64"
     """float64 or float32; rates need float64."""
 
-    OPTIONS: ClassVar[dict[str, object]] = {}
-
-    def __init__(self, **values):
-        own = {
-            field.name: field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-            for field in dataclasses.fields(self)
-        }
-        rest = {name: value for name, value in values.items() if name not in own}
-        own |= {name: value for name, value in values.items() if name in own}
-        declared = {}
-        for choice in CHOICES:
-            what = choice.what
-            options = self.declared(choice, own[what], own[f"{what}_digest"])
-            if clash := [name for name in options if name in declared]:
-                raise ValueError(
-                    f"{clash[0]} must not be an option of both the rule {own['rule']} and the law "
-                    f"{own['law']}. Rename that of your own."
-                )
-            given = {name: rest.pop(name) for name in options if name in rest}
-            values = own[f"{what}_options"] | given
-            own[f"{what}_options"] = choice.settle(own[what], options, values)
-            own[f"{what}_digest"] = digest_of(choice.kind(own[what], own[f"{what}_digest"]))
-            declared |= options
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
-        if rest:
-            raise TypeError(self.refusal(next(iter(rest))))
-
-    @classmethod
-    def declared(cls, choice: Choice, name: str, digest: str | None = None) -> dict[str, Option]:
-        """The options of a rule or law, with the defaults that they have here.
-
-        Raises
-        ------
-        ValueError
-            If there is no such rule or law, or an option is called as a setting is.
-        """
-        options = choice.options(name, choice.kind(name, digest), cls.OPTIONS)
-        fields = {field.name for field in dataclasses.fields(cls)}
-        if clash := [option for option in options if option in fields]:
-            raise ValueError(
-                f"options of the {choice.what} {name} must not be called as settings are; got "
-                f"{clash[0]}. Rename it."
-            )
-        return options
-
-    def refusal(self, name: str, shown_as: str = "") -> str:
-        """What to say of a name that is neither a setting nor an option of its rule or law."""
-        chosen = {c: (getattr(self, c.what), getattr(self, f"{c.what}_options")) for c in CHOICES}
-        for choice, (kind, options) in chosen.items():
-            if choice.holders(name):
-                return choice.lacks(name, kind, options, shown_as)
-        has = " or ".join(f"{kind} ({', '.join(options)})" for kind, options in chosen.values())
-        return f"{name} must be a setting or an option of {has}; it is none of them. Leave it out."
-
-    @classmethod
-    def _made(cls, values: dict, name: str) -> Setting:
-        found = cls(**values)
-        for choice in CHOICES:
-            part, what = f"{choice.what}_options", choice.what
-            require_names(getattr(found, part), values[part], f"{name}.{part}")
-            for key, option in cls.declared(choice, values[what], values[f"{what}_digest"]).items():
-                require_type(f"{name}.{part}.{key}", values[part][key], option.type)
-        return found
+    LATER: ClassVar[dict[str, object]] = {
+        **dict(block="attention", inner=4, activation="gelu", gated=False),
+        **dict(norm="none", norm_eps=1e-5, sequential=False, tied=False),
+        **dict(batch=None, batch_seed=0, schedule="constant", warmup=0, floor=0.0, clip=None),
+    }
 
     def check(self) -> None:
         super().check()
@@ -169,78 +144,64 @@ class Setting(Kept):
                 f"biases must not be False with rule={self.rule}, which acts on them; got False. "
                 "Leave biases out, or use rule=adamw."
             )
+        if self.warmup > self.steps:
+            raise ValueError(
+                f"warmup must be at most steps, {self.steps}; got {self.warmup}. Raise steps, or "
+                "lower warmup."
+            )
         self.make_rule()
         contexts = (self.contexts + self.probes) * self.tokens * self.d
         require_room("contexts, probes, tokens and d", contexts, torch.float64)
-        law = self.make_law()
-        sizes = dict(law.layout.sizes)
-        if (sizes["d"], sizes.get("m", self.m)) != (self.d, self.m):
-            listed = " and ".join(f"{name}={size}" for name, size in sizes.items())
-            raise ValueError(
-                f"law must make units of d={self.d} and m={self.m}; {self.law} makes them of "
-                f"{listed}. Let it take d and m, or set these."
-            )
-        law.check_nodes(self.nodes, 0)
+        for law in self.laws.values():
+            sizes = dict(law.layout.sizes)
+            if (sizes["d"], sizes.get("m", self.m)) != (self.d, self.m):
+                listed = " and ".join(f"{name}={size}" for name, size in sizes.items())
+                raise ValueError(
+                    f"law must make units of d={self.d} and m={self.m}; {self.law} makes them of "
+                    f"{listed}. Let it take d and m, or set these."
+                )
+            law.check_nodes(self.nodes, 0)
+        if self.batch is not None or self.tied:
+            self.make_problem()  # refuses what does not go together
 
-    def varied(self, **values) -> Setting:
-        """The same with other values, of its own fields or of the options of its rule or law.
-
-        Another rule or law keeps the values of those options that it has too, where they were not
-        the default; its own defaults take the place of the rest.
-        """
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for choice in CHOICES:
-            what = choice.what
-            if values.get(what, own[what]) != own[what]:
-                before = self.declared(choice, own[what], own[f"{what}_digest"])
-                options = self.declared(choice, values[what])
-                own[f"{what}_digest"] = None
-                kept = {
-                    k: v
-                    for k, v in own[f"{what}_options"].items()
-                    if k in options and v != before[k].default
-                }
-                own[f"{what}_options"] = Options(kept)
-        return type(self)(**own | values)
-
-    def as_dict(self, without: Collection[str] = ()) -> dict:
-        """Plain types, for a file, but for the settings and options `without`."""
-        content = super().as_dict()
-        for part in ("rule_options", "law_options"):
-            content[part] = {k: v for k, v in content[part].items() if k not in without}
-        return {k: v for k, v in content.items() if k not in without}
-
-    def has(self, name: str) -> bool:
-        """Whether it has a setting of that name, or its rule or law such an option."""
-        fields = (field.name for field in dataclasses.fields(self))
-        return name in {*fields, *self.rule_options, *self.law_options}
-
-    def option(self, name: str) -> object:
-        """What an option of its rule or law, or a setting, is set to.
-
-        Raises
-        ------
-        ValueError
-            If there is none.
-        """
-        if not self.has(name):
-            raise ValueError(self.refusal(name))
-        options = self.rule_options | self.law_options
-        return options[name] if name in options else getattr(self, name)
+    @property
+    def idle(self) -> dict[str, tuple[str, str]]:
+        found, both = {}, "block=attention+perceptron"
+        if is_own(self.law):
+            taken = inspect.signature(self._kind(LAW)).parameters
+            lacks = ("inner", *(name for name in ("activation", "gated") if name not in taken))
+            why = f"with law={self.law}, which does not take it"
+            found |= dict.fromkeys(lacks, (why, "a law that is built in"))
+        elif "perceptron" not in self.block:
+            why = f"with block={self.block}, which has no perceptrons"
+            found |= dict.fromkeys(("inner", "activation", "gated"), (why, both))
+        elif "attention" not in self.block:
+            found["m"] = f"with block={self.block}, which has no heads", both
+        if "+" not in self.block:
+            found["sequential"] = f"with block={self.block}, of one family of units", both
+        if self.norm == "none":
+            found["norm_eps"] = "with norm=none", "norm=rms"
+        if self.batch is None:
+            found["batch_seed"] = "where every step sees all contexts", "batch"
+        if self.schedule == "constant":
+            use = "with schedule=constant", "schedule=warmup-cosine"
+            found |= dict.fromkeys(("warmup", "floor"), use)
+        return found
 
     @property
     def exact(self) -> bool:
-        """Whether the law's integral over heads is a finite sum."""
+        """Whether the law's integral over units is a finite sum."""
         kind = self._kind(LAW)
         return self.law == "atoms" or (isinstance(kind, type) and issubclass(kind, Atoms))
 
     @functools.cached_property
     def stored(self) -> int:
-        """Heads that stand for the whole law: its atoms, or the nodes of its quadrature.
+        """Units that stand for the whole law: its atoms, or the nodes of its quadrature.
 
-        Counted once: every cell's cost asks for it, and drawing large atoms takes time.
+        Of every family as many. Counted once: every cell's cost asks for it, and drawing large
+        atoms takes time.
         """
-        return self.make_law().heads.count if self.exact else self.nodes
+        return next(iter(self.laws.values())).heads.count if self.exact else self.nodes
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -267,18 +228,61 @@ class Setting(Kept):
     def _needs_biases(self) -> bool:
         return issubclass(self._kind(RULE), SBOAdamW)
 
-    def _kind(self, choice: Choice):
-        """The class of its rule or law."""
-        return choice.kind(getattr(self, choice.what), getattr(self, f"{choice.what}_digest"))
+    @functools.cached_property
+    def families(self) -> tuple[str, ...]:
+        """What units a layer has; a law of one's own decides it alone."""
+        return tuple(self.laws) if is_own(self.law) else tuple(self.block.split("+"))
+
+    @property
+    def laws(self) -> Mapping[str, Law]:
+        """The law of every family."""
+        return Block.of(self.make_law()).laws
+
+    @property
+    def step_contexts(self) -> int:
+        """B, the contexts that a step sees."""
+        return self.contexts if self.batch is None else self.batch
 
     def make_rule(self) -> Rule:
-        rule = self._kind(RULE)(**self.rule_options)
+        options = dict(self.rule_options)
+        if self.schedule != "constant":
+            peak = self.option("lr")
+            if self.floor > peak:
+                raise ValueError(
+                    f"floor must be at most lr, {peak:g}; got {self.floor:g}. Lower floor, or "
+                    "raise lr."
+                )
+            total = max(self.steps, 1)
+            options["lr"] = ipslimit.warmup_cosine(peak, self.warmup, total, self.floor)
+        rule = self._kind(RULE)(**options)
+        rule = rule if self.clip is None else ipslimit.Clip(rule, self.clip)
         return Rebalance(rule, self.rebalance, self.damping) if self.rebalance else rule
 
-    def make_law(self) -> Law:
-        given = {"d": self.d, "m": self.m, "biases": self.has_biases}
-        given |= {"generator": self._generators()[0], "dtype": DTYPES[self.dtype]}
-        kind = self._kind(LAW)
+    def make_law(self) -> Law | Block:
+        """The law of one family alone; a block where there are two, or a norm."""
+        if is_own(self.law):
+            own = self._law(self._kind(LAW), "attention")
+            laws = {family_of(own.units): own}
+            if self.block not in ("attention", *laws):
+                raise ValueError(
+                    f"block must be of one family, that of your own law, with law={self.law} of "
+                    f"{own.units.__name__}; got {self.block}. Leave block out, or name a law that "
+                    "is built in."
+                )
+        else:
+            kinds = {"attention": self._kind(LAW), "perceptron": PERCEPTRON_LAWS[self.law]}
+            laws = {family: self._law(kinds[family], family) for family in self.families}
+        if len(laws) == 1 and self.norm == "none":
+            return next(iter(laws.values()))
+        norm = None if self.norm == "none" else self.norm
+        return Block(**laws, norm=norm, norm_eps=self.norm_eps, sequential=self.sequential)
+
+    def _law(self, kind: Callable[..., Law], family: str) -> Law:
+        given = {name: getattr(self, name) for name in ("d", "m", "activation", "gated")}
+        given |= {"biases": self.has_biases, "dtype": DTYPES[self.dtype]}
+        given["generator"] = self._generators()[family]
+        if not is_own(self.law):  # of which a size of that name is an option
+            given["n"] = self.inner
         taken = {name: given[name] for name in inspect.signature(kind).parameters if name in given}
         if self.has_biases and "biases" not in taken:
             raise ValueError(
@@ -287,15 +291,16 @@ class Setting(Kept):
             )
         return kind(**taken, **self.law_options)
 
-    def _generators(self) -> list[np.random.Generator]:
-        """Of atoms, training contexts and probes: changing one of them leaves the others."""
-        children = np.random.SeedSequence(self.problem_seed).spawn(3)
-        return [np.random.default_rng(child) for child in children]
+    def _generators(self) -> dict[str, np.random.Generator]:
+        """Of atoms by family, contexts and probes: changing one of them leaves the others."""
+        names = ("attention", "contexts", "probes", "perceptron")
+        children = np.random.SeedSequence(self.problem_seed).spawn(len(names))
+        return {n: np.random.default_rng(child) for n, child in zip(names, children, strict=True)}
 
     def make_problem(self) -> Problem:
         """Standard normal contexts and targets; everything from `problem_seed` alone."""
-        dtype = DTYPES[self.dtype]
-        _, data_rng, probe_rng = self._generators()
+        dtype, rngs = DTYPES[self.dtype], self._generators()
+        data_rng, probe_rng = rngs["contexts"], rngs["probes"]
 
         def normal(rng: np.random.Generator, *shape: int) -> torch.Tensor:
             return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
@@ -308,7 +313,8 @@ class Setting(Kept):
                 normal(probe_rng, self.probes, self.tokens, self.d),
                 normal(probe_rng, self.probes, self.d),
             )
-        return Problem(contexts, targets, self.make_law(), self.causal, probes)
+        batches = {"batch": self.batch, "batch_seed": self.batch_seed, "tied": self.tied}
+        return Problem(contexts, targets, self.make_law(), self.causal, probes, **batches)
 
 
 Size = Annotated[int, Whole(1, MOST_HEADS)]
@@ -323,7 +329,7 @@ class Sizes(Kept):
     depths: Annotated[tuple[Size, ...], Distinct(" sizes")] = (4, 8, 16, 32, 64, 128)
     """Depths L."""
     heads: Annotated[tuple[Size, ...], Distinct(" sizes")] = (1, 8, 64, 512, 4096)
-    """Heads per layer H."""
+    """Heads per layer H; of other families of units as many."""
     seeds: Annotated[int, Whole(1, MOST_SEEDS)] = 16
     """Independent draws of the heads for every (L, H)."""
     root_seed: Natural = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ipslimit.checks import resolve_device
-from ipslimit.measure.errors import quadrature_table
+from ipslimit.measure.errors import quadrature_table, theta_names
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
@@ -31,11 +31,10 @@ from .store import NUMBER, Cells, digest, write_cell
 SCRAMBLINGS = 4
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
-# The limit's summary, as it is kept.
+# The limit's summary, as it is kept, but for the errors of theta: a list of lists by variable.
 LIMIT_FORM = {
     "error": NUMBER,
     "errors": [list],
-    "theta": [list],
     "status": str,
     "message": str,
     "elements": int,
@@ -50,6 +49,8 @@ LIMIT_FORM = {
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
 AT_INITIALISATION = {("bias", "L"): -1.0, ("fluctuation", "L"): -0.5, ("fluctuation", "H"): -0.5}
+# Tied layers share one draw, which averages over heads alone.
+OF_TIED = AT_INITIALISATION | {("fluctuation", "L"): 0.0}
 
 
 @dataclasses.dataclass
@@ -74,6 +75,8 @@ class SweepResult:
         them, "up_to".
     damaged : list of str
         Result files that could not be trusted and were computed again.
+    tied : bool
+        Whether all layers share one draw.
     """
 
     rows: list[dict]
@@ -84,12 +87,18 @@ class SweepResult:
     limit: dict
     runs: dict
     damaged: list[str]
+    tied: bool = False
+
+    @property
+    def proved(self) -> dict[tuple[str, str], float]:
+        """(term, in) -> exponent that is proved at initialisation."""
+        return OF_TIED if self.tied else AT_INITIALISATION
 
     def against_theory(self) -> list[dict]:
         """Exponents at initialisation against the proved ones, with z-scores."""
         found = []
         for fit in self.fits.select(step=0):
-            theory = AT_INITIALISATION.get((fit.term, fit.size))
+            theory = self.proved.get((fit.term, fit.size))
             if theory is not None and fit.at in ("all", "inf"):
                 found.append(fit.as_dict() | {"theory": theory, "z": fit.z(theory)})
         return found
@@ -113,13 +122,17 @@ class SweepResult:
         fits = self.fits.as_dict()
         names = ("step", "variable", "error")
         errors = [dict(zip(names, row, strict=True)) for row in self.limit["errors"]]
-        theta = [
-            {"step": step, "L": depth, "error": error}
-            for step, *found in self.limit["theta"]
-            for depth, error in found
-        ]
+        theta = {
+            name: [
+                {"step": step, "L": depth, "error": error}
+                for step, *found in self.limit[name]
+                for depth, error in found
+            ]
+            for name in self.limit
+            if name.startswith("theta")
+        }
         return {
-            "limit": self.limit | {"errors": errors, "theta": theta},
+            "limit": self.limit | {"errors": errors} | theta,
             "fits": fits["fits"],
             "joint": fits["joint"],
             "shares": fits["shares"],
@@ -162,7 +175,7 @@ class Sweep:
         self.engine, self.memory = engine, memory
         self.cells = Cells(Path(folder) / "cells")
         kind = type(study.setting)
-        setting = [kind.__name__, dataclasses.asdict(study.setting)]
+        setting = [kind.__name__, study.setting.as_dict()]
         setting += filter(None, [digest_of(kind)])  # one that the user's own file defines
         # its errors are those at the depths of the sizes' layers
         depths = study.sizes.all_depths
@@ -195,7 +208,8 @@ class Sweep:
     def result(self, contents: dict[tuple[int, int | None], dict]) -> SweepResult:
         """What the contents of all cells say."""
         if self._limit is None:  # no cell was missing
-            self._limit = self.cells.read(self._limit_path, LIMIT_FORM)
+            form = LIMIT_FORM | {name: [list] for name in self._thetas}
+            self._limit = self.cells.read(self._limit_path, form)
         if self._limit is None:
             self._solve_limit(memory_of_a_cell(self.memory, self._chosen_engine(0.0)))
         return self._collect([contents[cell] for cell in self._cells()], self._limit)
@@ -258,11 +272,15 @@ class Sweep:
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
         # nor that of theta at one depth the floor of it at another
-        for step, *errors in limit["theta"]:
-            floors[step, "theta"] = dict(errors)
+        for name in self._thetas:
+            for step, *errors in limit[name]:
+                floors[step, name] = dict(errors)
         fits = fit_rates(rows, reference_error=floors)
-        damaged = self.cells.damaged
-        return SweepResult(rows, weak, fits, constant, constant_trends(rows), limit, runs, damaged)
+        tied = self.study.setting.tied
+        if tied:  # shares are those of a power of L beside L^-1/2, which there is none of
+            fits = dataclasses.replace(fits, shares=[s for s in fits.shares if s.size != "L"])
+        trends, damaged = constant_trends(rows), self.cells.damaged
+        return SweepResult(rows, weak, fits, constant, trends, limit, runs, damaged, tied)
 
     def _solve_limit(self, memory: int | None) -> LimitRun:
         """The limit; its summary is kept."""
@@ -281,11 +299,12 @@ class Sweep:
         )
         if run.status == "diverged" or not math.isfinite(run.error):
             raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
-        theta = _theta_errors(run, self.study.sizes.all_depths)
+        depths = self.study.sizes.all_depths
+        theta = {name: _theta_errors(run, name, depths) for name in self._thetas}
         self._limit = {
             "error": run.error,
             "errors": _limit_errors(run, bool(setting.probes), theta),
-            "theta": theta,
+            **theta,
             "status": run.status,
             "message": run.message,
             "elements": run.grid.elements,
@@ -293,9 +312,15 @@ class Sweep:
             "quadrature_error": run.quadrature_error,
             "quadrature": quadrature_table(run),
             "loss": run.loss.tolist(),
+            **({"notes": run.notes} if run.notes else {}),
         }
         write_cell(self._limit_path, self._limit)
         return run
+
+    @property
+    def _thetas(self) -> tuple[str, ...]:
+        """What the parameters of each family are called as a variable."""
+        return tuple(theta_names(self.study.setting.families).values())
 
     def _cells(self) -> list[tuple[int, int | None]]:
         cells = self.study.sizes.cells
@@ -309,22 +334,22 @@ def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> lis
     return [sweep.result(cells) for sweep, cells in zip(sweeps, contents, strict=True)]
 
 
-def _theta_errors(run: LimitRun, depths: Sequence[int]) -> list[list]:
+def _theta_errors(run: LimitRun, name: str, depths: Sequence[int]) -> list[list]:
     """[step, [depth, estimated largest error of theta at the layers of a model of this depth], ..].
 
-    Only layers are compared: elsewhere, between two nodes of the grid, heads may be known much less
-    well.
+    `name` is theta, or that of one family. Only layers are compared: elsewhere, between two nodes
+    of the grid, units may be known much less well.
     """
     errors = []
     for step in run.steps:
         errors.append([step])
         for depth in depths:
             layers = torch.arange(depth, dtype=torch.float64) / depth
-            errors[-1].append([depth, float(run.error_at("theta", step, layers).max())])
+            errors[-1].append([depth, float(run.error_at(name, step, layers).max())])
     return errors
 
 
-def _limit_errors(run: LimitRun, probes: bool, theta: list[list]) -> list[list]:
+def _limit_errors(run: LimitRun, probes: bool, theta: dict[str, list[list]]) -> list[list]:
     """[step, variable, estimated largest error on training and probe contexts].
 
     Of theta the largest of all depths, `_theta_errors`.
@@ -333,11 +358,12 @@ def _limit_errors(run: LimitRun, probes: bool, theta: list[list]) -> list[list]:
     if probes:
         names = {"x": ["x", "probe_x"], "p": ["p", "probe_p"]}
     errors = []
-    for step, *of_heads in theta:
+    for i, step in enumerate(run.steps):
         for variable, parts in names.items():
             found = [float(run.error_at(name, step, run.grid.nodes).max()) for name in parts]
             errors.append([step, variable, max(found)])
-        errors.append([step, "theta", max(error for _, error in of_heads)])
+        for name, found in theta.items():
+            errors.append([step, name, max(error for _, error in found[i][1:])])
     return errors
 
 
@@ -365,13 +391,6 @@ def outcome(
         },
         result.damaged,
     )
-
-
-def write_results(
-    result: SweepResult, study: SweepSetting, folder: Path, device: object = "auto"
-) -> None:
-    """The files of `outcome`, and their rates.sha256."""
-    outcome(result, study, device).write(folder)
 
 
 def _whole_heads(row: dict) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 from ipslimit.checks import shown
 
@@ -15,11 +16,20 @@ _REMEDY = 'Pass what config.json, written by this version, holds at "study".'
 
 
 class Kept(Checked):
-    """Base of settings that come back from what was written of them."""
+    """Base of settings that come back from what was written of them.
+
+    A subclass may name settings that came later, in `LATER`, with the values at which all is as it
+    was before them. There they are not written: what was written before them is read and found.
+    """
+
+    LATER: ClassVar[dict[str, object]] = {}
 
     def as_dict(self) -> dict:
         """Plain types, for a file; `from_dict` gives the settings back."""
-        return dataclasses.asdict(self)
+        content = dataclasses.asdict(self)
+        parts = {name: getattr(self, name) for name in content}
+        content |= {name: part.as_dict() for name, part in parts.items() if isinstance(part, Kept)}
+        return {k: v for k, v in content.items() if k not in self.LATER or v != self.LATER[k]}
 
     @classmethod
     def from_dict(cls, content: Mapping, name: str = "study") -> typing.Self:
@@ -36,7 +46,8 @@ class Kept(Checked):
         ------
         TypeError, ValueError
             For keys that are unknown or missing, values of another type, and whatever `check`
-            refuses. Nothing is filled in: a default may have been another when it was written.
+            refuses. Nothing but `LATER` is filled in: a default may have been another when it was
+            written.
         """
         found = cls._read(content, name)
         found.check()
@@ -46,6 +57,7 @@ class Kept(Checked):
     def _read(cls, content: object, name: str) -> typing.Self:
         hints = typing.get_type_hints(cls)
         names = [field.name for field in dataclasses.fields(cls)]
+        content = cls.LATER | content if isinstance(content, Mapping) else content
         require_names(names, content, name)
         return cls._made({n: _value(hints[n], content[n], f"{name}.{n}") for n in names}, name)
 

@@ -24,7 +24,7 @@ import torch
 
 from ipslimit import Problem, Rule
 from ipslimit.measure.fluctuation import train_weights
-from ipslimit.model.particles import draw_generator
+from ipslimit.model.draws import draw_generator
 
 # Seeds trained at a time: the heads of their runs are what takes memory.
 TOGETHER = 16
