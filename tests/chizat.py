@@ -9,10 +9,13 @@ R^d_in and outputs of R^d_out; U, V are (D, M) for each of L layers, and one upd
 
 with states H_l and B_l as (D, N). B_L is D/2 times the gradient of J = sum |o - Y|^2 / (N d_in).
 
-In the package's: one token a context, perceptrons of inner size 1 with w_in = U^T / D and w_out = V.
-Then g = L M dJ/dtheta is, for w_out, L M (2/D) B tanh^T / (L M) = -(2/D) dV / eta; and, since dJ/dw_in =
-D dJ/dU and dJ/dU = 2/(L M D) H (tanh' Q)^T, for w_in it is -2 dU / eta = -2 D dw_in / eta. So his
-eta is gradient descent at the rates eta D/2 for w_out and eta/(2 D) for w_in.
+In the package's notation these are perceptrons of inner size 1 on contexts of one token, with
+w_in = U^T / D and w_out = V, and g = L M dJ/dtheta. Since dJ/dh = 2 B / D,
+
+    g of w_out = (2/D) B tanh(P)^T = -(2/D) dV / eta,
+    g of w_in = D L M dJ/dU^T = 2 (tanh'(P) * Q) H^T = -2 dU^T / eta = -2 D dw_in / eta,
+
+so his eta is gradient descent at the rates eta D / 2 for w_out and eta / (2 D) for w_in.
 """
 
 import dataclasses
@@ -25,7 +28,7 @@ F64 = torch.float64
 
 @dataclasses.dataclass
 class Chizat:
-    """His data and fixed ends: inputs and targets are data, and W_E, W_U of variance 1/d_in, d_out."""
+    """Normal data X, Y and ends W_E, W_U, of variances 1, 1, 1/d_in and d_out."""
 
     D: int
     data_seed: int
@@ -43,28 +46,36 @@ class Chizat:
         self.W_E = normal(self.D, self.d_in) / math.sqrt(self.d_in)
         self.W_U = math.sqrt(self.d_out) * normal(self.D, self.d_out)
 
-    def draw(self, shape, seed):
-        """U or V of the given shape (.., D, ..) before training: normal, of variance D."""
+    def draw(self, L, M, seed, dtype=F64):
+        """U and V (L, D, M) before training: normal, of variance D."""
         gen = torch.Generator().manual_seed(seed)
-        return math.sqrt(self.D) * torch.randn(*shape, generator=gen, dtype=F64)
+        shape = (2, L, self.D, M)
+        return math.sqrt(self.D) * torch.randn(shape, generator=gen, dtype=dtype)
+
+    def output(self, h):
+        """o of states h (.., D, N)."""
+        return self.W_U.T @ h / self.D
 
     def train(self, U, V, steps, eta=1.0, record=()):
-        """States {k: (L+1, D, N)} after k updates and losses (steps+1,), for U, V (L, D, M)."""
-        U, V = U.clone(), V.clone()
+        """States {k: (L+1, D, N)} after k updates and losses (steps+1,), for U, V (L, D, M).
+
+        In the dtype of U and V, which are trained in place.
+        """
         L, D, M = U.shape
+        X, Y, W_E, W_U = (t.to(U.dtype) for t in (self.X, self.Y, self.W_E, self.W_U))
         states, losses = {}, []
         for k in range(steps + 1):
-            H, P = [self.W_E @ self.X], []
+            H, P = [W_E @ X], []
             for l in range(L):
                 P.append(U[l].T @ H[l] / D)
                 H.append(H[l] + V[l] @ torch.tanh(P[l]) / (L * M))
-            output = self.W_U.T @ H[L] / D
-            losses.append(float(((output - self.Y) ** 2).sum() / (self.N * self.d_in)))
+            output = W_U.T @ H[L] / D
+            losses.append(float(((output - Y) ** 2).sum() / (self.N * self.d_in)))
             if k in record:
                 states[k] = torch.stack(H)
             if k == steps:
                 return states, torch.tensor(losses, dtype=F64)
-            B = self.W_U @ (output - self.Y) / (self.N * self.d_in)
+            B = W_U @ (output - Y) / (self.N * self.d_in)
             for l in reversed(range(L)):
                 Q = V[l].T @ B / D
                 S = Q / torch.cosh(P[l]) ** 2

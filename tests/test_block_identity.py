@@ -140,7 +140,7 @@ def make_case(number):
         heads = draw.one(heads, None)
     names = {name for law in laws.values() for name in law.layout.names}
     if draw.one(True, False):
-        lr, rate = draw.rate(names, 0.5, not tied, depth)
+        lr, rate = draw.rate(names, 0.1, not tied, depth)
         rule, naive = SGD(lr, 0.9, 0.1), NaiveSGD(0.9, 0.1)
     else:
         lr, rate = draw.rate(names, 0.1, not tied, depth)
@@ -200,7 +200,9 @@ def assert_trains_as_the_naive_model(case, seed=1):
             for name, ours in units.parts().items():
                 theirs = step.units[family][name].expand_as(ours[seed])
                 assert_close(ours[seed], theirs, f"{name} {at}")
-    return run
+    for family, units in run.units[STEPS].items():
+        moved = (units.packed - run.units[0][family].packed).abs().max()
+        assert moved > 1e-3, f"{family} of {case.text}"
 
 
 KERNELS = ("eager", "auto")
@@ -218,3 +220,40 @@ def test_a_random_block_trains_as_the_naive_model(number, monkeypatch):
 def test_more_random_blocks_train_as_the_naive_model(number, kernel, monkeypatch):
     monkeypatch.setenv("IPSLIMIT_KERNEL", kernel)
     assert_trains_as_the_naive_model(make_case(number))
+
+
+def test_drawn_atoms_are_as_many_plain_units_of_equal_weight():
+    draw = Random(1000)
+    laws = {
+        "attention": Atoms(Heads(**{n: draw.normal(3, 3, 3, scale=0.7) for n in "qkvo"})),
+        "perceptron": Atoms(
+            Perceptrons(draw.normal(3, 2, 3), draw.normal(3, 3, 2), activation="silu")
+        ),
+    }
+    law = Block(**laws, norm="rms", sequential=True)
+    problem = Problem(draw.normal(3, 2, 3), draw.normal(3, 3), law)
+    rule, naive = AdamW(0.05, eps=0.01), NaiveAdamW(eps=0.01)
+    heads = {"attention": 4, "perceptron": 5}
+    run = train_particles(problem, rule, 2, heads, 2, record=[2], seeds=1, device="cpu")
+    plain = {}
+    for family, law in laws.items():
+        counts = run.unit_counts[family][0]
+        assert (counts.sum(dim=-1) == heads[family]).all() and int(counts.max()) > 1
+        each = [torch.repeat_interleave(torch.arange(3), row) for row in counts]
+        parts = law.heads.parts()
+        plain[family] = {n: torch.stack([t[atoms] for atoms in each]) for n, t in parts.items()}
+        weights = torch.full((2, heads[family]), 1.0 / heads[family], dtype=F64)
+        plain[family]["weights"] = weights
+    block = NaiveBlock(2, "rms", sequential=True, activation="silu")
+    data = problem.contexts, problem.targets
+    done = naive_training(block, plain, *data, naive, lambda *_: 0.05, 2)[-1]
+    assert_close(run.x[2][0], done.pass_.x, "x")
+    assert_close(run.p[2][0], done.pass_.p, "p")
+    for family in laws:
+        atoms = run.unit_atoms[family][0]
+        for r in range(2):
+            each = torch.repeat_interleave(torch.arange(3), run.unit_counts[family][0, r])
+            for name, ours in run.units[2][family].parts().items():
+                for unit, theirs in zip(each, done.units[family][name][r]):
+                    (stored,) = (atoms[r] == unit).nonzero()[0]
+                    assert_close(ours[0, r, stored], theirs, name)
