@@ -15,6 +15,7 @@ from scipy.integrate import solve_ivp
 from torchdiffeq import odeint, odeint_adjoint
 
 from ipslimit import Heads, attention_field, attention_vjp
+from ipslimit.model.branch import Branch
 from ipslimit.model.particles import make_layers
 from ipslimit.model.rules import SGD
 from ipslimit.solvers.grid import DepthGrid
@@ -53,7 +54,7 @@ def on_grid(case: Frozen, scheme, elements: int, gradient: bool) -> Call | None:
     heads = case.heads.map(lambda t: t.expand(2 * elements + 1, *t.shape).contiguous())
 
     def call():
-        system = System(grid, heads, False, {"field": 0, "vjp": 0})
+        system = System(grid, Branch.alone(heads), False, {"field": 0, "vjp": 0})
         x = scheme.forward(system, case.x0)
         if not gradient:
             return (x.edges[-1],)
@@ -82,7 +83,7 @@ def euler(case: Frozen, layers: int, gradient: bool) -> Call:
 
     def call():
         cost = {"field": 0, "vjp": 0}
-        network = make_layers(heads, False, 1.0 / layers, cost, SGD(1.0), *sizes)
+        network = make_layers(Branch.alone(heads), False, 1.0 / layers, cost, SGD(1.0), *sizes)
         x = network.forward(case.x0)
         if not gradient:
             return (x[-1, 0],)

@@ -88,7 +88,7 @@ def train_seeds(
     for first in range(0, len(seeds), together):
         run = _train(study, device, depth, count, seeds=seeds[first : first + together])
         if not study.setting.exact:
-            run.heads.clear()  # nothing is measured of them
+            run.units.clear()  # nothing is measured of them
         parts.append(run)
     return joined(parts)
 

@@ -14,8 +14,9 @@ import tyro
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, SBOAdamW
 from ipslimit.checks import require_room
+from ipslimit.model.blocks import MOST_HEADS
 from ipslimit.model.laws import Law
-from ipslimit.model.particles import MOST_HEADS, MOST_SEEDS
+from ipslimit.model.particles import MOST_SEEDS
 
 from .choices import CHOICES, LAW, RULE, Choice
 from .frame.fields import Count, Distinct, Natural, One, Positive, Real, Truth, Whole

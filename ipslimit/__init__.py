@@ -15,11 +15,18 @@ from ._version import __version__
 _NAMES = {
     "measure.rates": "fit_rates",
     "model.attention": "attention_field attention_vjp",
+    "model.blocks": "Block",
+    "model.depth_law": "AlongDepth",
     "model.heads": "Heads",
     "model.laws": "Atoms Law SampledLaw TruncatedNormal XavierUniform",
     "model.particles": "train_particles",
+    "model.perceptron_laws": "TruncatedNormalPerceptrons XavierPerceptrons",
+    "model.perceptrons": "Perceptrons",
     "model.problem": "Problem",
-    "model.rules": "SGD AdamW BlockAdamW ElementwiseRule Lion Muon Rebalance Rule SBOAdamW",
+    "model.rules": (
+        "SGD AdamW BlockAdamW Clip ElementwiseRule LearningRate Lion Muon Rebalance Rule "
+        "SBOAdamW by_depth warmup_cosine"
+    ),
     "model.runs": "ParticleRun",
     "model.units": "Units",
     "torchmodels.probe": "BoundaryProbe",

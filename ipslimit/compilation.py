@@ -16,15 +16,18 @@ from pathlib import Path
 import llvmlite
 import numba
 import numpy
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.serialize import dumps, loads
+from numba.extending import intrinsic
 
-KERNEL_SOURCES = tuple(
-    Path(__file__).with_name("cpu") / name
-    for name in "cost.py lanes.py tiles.py scratch.py blocks.py kernel.py".split()
-)
+# What compiled code is made of, together with what its function's own file calls elsewhere.
+CPU_SOURCES = (Path(__file__), *sorted(Path(__file__).with_name("cpu").glob("*.py")))
+# Seconds of compilation after which the user is told what is going on.
+ANNOUNCE_AFTER = 1.0
 # No kept function comes near: a file of this size is no file of ours.
 MOST_BYTES = 2**28
 # Seconds after which a file that was being written is what a killed process left.
@@ -32,13 +35,14 @@ ABANDONED = 3600.0
 
 _log = logging.getLogger("ipslimit")
 _warned = threading.Event()
+_announced = set()
 
 
 def compiled_entry(*sources: str | Path) -> Callable:
     """Decorator: compile without the GIL, keep the result, and never use a wrong one.
 
     numba recompiles a kept function when its own file has changed, but not when a file it calls
-    into has: an edit of the kernel would leave every sweep built on it with the old one. So the
+    into has: an edit of a loop would leave every sweep built on it with the old one. So the
     contents of all sources are part of what a kept function is known by. And numba trusts what it
     finds: one flipped bit makes a subtraction of an addition, and a cut file ends every later
     process. So what is kept is read back behind a checksum (see `KeptFiles`). Whatever is wrong
@@ -47,7 +51,7 @@ def compiled_entry(*sources: str | Path) -> Callable:
     Parameters
     ----------
     sources : paths
-        Further files that the function is compiled from, besides its own and the kernel's.
+        Further files that the function is compiled from, besides its own and those of `cpu`.
 
     Notes
     -----
@@ -60,7 +64,7 @@ def compiled_entry(*sources: str | Path) -> Callable:
         if numba.config.DISABLE_JIT:
             return function
         compiled = njit(nogil=True)(function)
-        _keep(compiled, function, (*KERNEL_SOURCES, *sources))
+        _keep(compiled, function, (*CPU_SOURCES, *sources))
         return compiled
 
     return decorate
@@ -85,6 +89,51 @@ def compiled_callback(signature, function: Callable, *sources: str | Path, keep:
         _keep(callback, function, sources)
     callback.compile()
     return callback
+
+
+def caller(signature_of: Callable) -> Callable:
+    """A function call(address, arguments) for compiled code that calls what is at an address.
+
+    Parameters
+    ----------
+    signature_of : callable
+        The signature of the callback, from the numba types of the arguments. They are cast to it;
+        what cannot be is refused when the call is compiled.
+    """
+
+    @intrinsic
+    def call(typing_context, address, arguments):
+        wanted = signature_of(arguments).args
+        given = types.Tuple(wanted)
+
+        def generate(context, builder, signature, values):
+            kinds = [context.get_value_type(kind) for kind in wanted]
+            kind = ir.FunctionType(context.get_value_type(types.void), kinds)
+            function = builder.inttoptr(values[0], kind.as_pointer())
+            builder.call(function, cgutils.unpack_tuple(builder, values[1]))
+            return context.get_dummy_value()
+
+        return types.void(types.intp, given), generate
+
+    return call
+
+
+@contextlib.contextmanager
+def announced(dtype):
+    """Tell the user if what is compiled within, for a dtype, takes over a second; once a dtype."""
+
+    def announce() -> None:
+        if dtype not in _announced:
+            _announced.add(dtype)
+            _log.warning("compiling the kernels for %s (once, where it can be kept)", dtype)
+
+    timer = threading.Timer(ANNOUNCE_AFTER, announce)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _keep(compiled, function: Callable, sources: Sequence[str | Path]) -> None:

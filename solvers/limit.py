@@ -5,187 +5,34 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
-from ipslimit import Problem, Rule, Units
-from ipslimit.checks import require_choice, require_int, require_real, require_room, resolve_device
+from ipslimit import Problem, Rule
+from ipslimit.checks import (
+    require_choice,
+    require_int,
+    require_real,
+    require_room,
+    resolve_device,
+    shown,
+)
 from ipslimit.model.particles import recorded_steps, require_problem
 from ipslimit.model.rules.identity import rule_text
 from ipslimit.model.rules.trial import require_rule
 
-from .grid import DepthGrid, Trajectory, between_nodes, require_depths
+from .grid import DepthGrid
 from .limit_memory import free_bytes, limit_bytes
+from .limit_run import LimitRun
 from .march import March
-from .on_grid import GridSolution, train_on_grid
+from .on_grid import GridSolution, Stopped, train_on_grid
 from .picard import NotContracting, Picard
-from .quadrature import Gaps, choose_nodes, error_of, gaps_of, verdict
-from .refinement import Refinement, errors_along, errors_of_heads, mark, no_longer_helps, refinement
+from .quadrature import choose_nodes, error_of, gaps_of, verdict
+from .refinement import Refinement, mark, no_longer_helps, refinement
 from .scheme import Scheme
 
-VARIABLES = ("x", "p", "probe_x", "probe_p", "theta")
 SCHEMES = {"march": March, "picard": Picard}
-
-
-class LimitRun:
-    """The limit's trajectories, as functions of the training step k and the depth s.
-
-    Attributes
-    ----------
-    status : str
-        "converged": the estimated error in depth is at most tol, and for sampled laws that of the
-        quadrature over heads at most quadrature_tol. "tolerance not reached": one of them is not,
-        within the elements and nodes allowed or the rounding of the dtype. "diverged": hidden
-        states, costates or loss became non-finite on the finest grid.
-    error : float
-        Estimated largest error in depth of any component of x and p at the recorded steps, on
-        training and probe contexts and at all depths; inf if diverged, or if only the coarser grid
-        that it is compared with did. That of heads is in `error_at`, that of the quadrature in
-        `quadrature_error`.
-    message : str
-        The status with its reason, both errors where there are two, and what to do about it.
-    loss : tensor (steps+1,)
-    probe_loss : dict step -> tensor ()
-    notes : list of str
-        What the rule has to say of the run, such as symmetry pairs that could not be balanced.
-    rule : str
-        Which rule it is the limit of, as `ParticleRun.rule`: runs of another one are refused.
-    grid : DepthGrid of the answer
-    history : list of Refinement
-        Of all pairs of grids; the answer is from the last, or where rounding had made the last ones
-        worse, from the best.
-    cost : dict
-        "field" and "vjp": evaluations at one depth node, on all grids together.
-    nodes, nodes_seed : int
-        The whole law was `problem.law.nodes(nodes, nodes_seed)`: for `train_particles` with
-        heads=None, so that both are over the same heads. For `Atoms`, how many there are.
-    quadrature_error : float
-        For sampled laws: estimated largest error of any component of x and p, from independent
-        scramblings: the root mean square of their largest `quadrature_gaps`, or the difference to
-        their mean where that is larger. 0 for `Atoms`, where the integral over heads is exact; inf
-        if a scrambling diverged (there are no gaps then), NaN if there was only one.
-    quadrature_gaps : dict (name, step) -> tensor (scramblings - 1, depth nodes, B, N, d)
-        For sampled laws: differences of "x", "p", "probe_x" and "probe_p" between an independent
-        scrambling and this one, divided by sqrt(2), so that each is one scrambling's error.
-    """
-
-    def __init__(self, fine: GridSolution, coarse: GridSolution, status, reason, history, cost):
-        self._solution, self._coarse = fine, coarse
-        self.status, self._reason = status, reason
-        # the pair of grids that the answer is from; their sizes grow along the history
-        self._pair = next(pair for pair in history if pair.elements == coarse.grid.elements)
-        self.error = self._pair.error
-        self.history, self.cost = history, cost
-        self.rule = ""
-        self.nodes = self.nodes_seed = 0
-        self.quadrature_error = 0.0
-        self.quadrature_gaps: Gaps = {}
-        self.grid, self.loss = fine.grid, fine.loss
-        self.probe_loss = fine.probe_loss
-        self.notes = fine.notes
-
-    @property
-    def message(self) -> str:
-        return f"{self.status}: {self._reason}"
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Recorded training steps."""
-        return tuple(self._solution.x)
-
-    def x(self, k: int, s) -> torch.Tensor:
-        """Hidden states X at step k and depth s: (B, N, d), or (S, B, N, d) for s of shape (S,)."""
-        return self._evaluate(self._solution.x, k, s)
-
-    def p(self, k: int, s) -> torch.Tensor:
-        """Costates P, scaled by N; shapes as `x`."""
-        return self._evaluate(self._solution.p, k, s)
-
-    def probe_x(self, k: int, s) -> torch.Tensor:
-        """X on the probe contexts."""
-        return self._evaluate(self._solution.probe_x, k, s)
-
-    def probe_p(self, k: int, s) -> torch.Tensor:
-        """P on the probe contexts."""
-        return self._evaluate(self._solution.probe_p, k, s)
-
-    def heads(self, k: int, s) -> Units:
-        """Heads Theta^k(s), one per atom of the law; leading dimension (S,) for s of shape (S,).
-
-        Between nodes they are interpolated to order 5, and kept within the range of the two
-        neighbouring nodes where a front lies between these: a front is not resolved there, and
-        `error` says nothing of it. `error_at("theta", ...)` does.
-        """
-        at_nodes = self._recorded(self._solution.heads, k)
-        s = require_depths("s", s)
-        packed = between_nodes(self.grid, at_nodes.packed, s.reshape(-1))
-        weights = at_nodes.weights[self.grid.locate(s.reshape(-1))]  # the same at all depths
-        heads = Units.from_packed(packed, weights, at_nodes.layout)
-        return heads if s.ndim else heads[0]
-
-    def error_at(self, variable: str, k: int, s) -> torch.Tensor:
-        """Estimated largest error at depth s: () or (S,).
-
-        `variable` is "x", "p", "probe_x" or "probe_p", of the largest error over contexts, tokens
-        and components, here or upstream (at lesser depths for x, at greater ones for p); `error` is
-        the largest of all of these, at nodes of the grid. Or it is "theta", of the largest error
-        of a head in the Euclidean norm of its parameters, which `error` does not cover. The error
-        of heads is small at nodes of the grid (multiples of 1 / (2 elements) where it is uniform),
-        and may be as large as the optimizer's steps in between.
-        """
-        require_choice("variable", variable, VARIABLES)
-        s = require_depths("s", s)
-        depths = s.reshape(-1)
-        if variable == "theta":
-            errors = errors_of_heads(
-                self._coarse.grid,
-                self._recorded(self._coarse.heads, k).packed,
-                self.grid,
-                self._recorded(self._solution.heads, k).packed,
-                depths,
-            )
-        else:
-            self._recorded(getattr(self._solution, variable), k)  # refuses other steps
-            errors = errors_along(
-                variable, k, self._coarse, self._solution, self._pair.sharpening, depths
-            ).clamp(max=self.error)
-        return errors if s.ndim else errors[0]
-
-    def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
-        s = require_depths("s", s)
-        values = self._recorded(recorded, k)(s.reshape(-1))
-        return values if s.ndim else values[0]
-
-    def _recorded(self, recorded: dict, k: int):
-        if k not in recorded:
-            if self.status == "diverged":
-                raise ValueError(
-                    f"k must be a step before the run diverged, one of {sorted(recorded)}; got "
-                    f"{k!r}. {self.message[0].upper()}{self.message[1:]}."
-                )
-            raise ValueError(
-                f"k must be a recorded step, one of {sorted(recorded)}; got {k!r}. Pass it in "
-                "record= of solve_limit (probes: give the problem some)."
-            )
-        return recorded[k]
-
-    def judge(self, reached: bool, clause: str) -> None:
-        """Let the status speak for the quadrature too: whether it is good enough, and in words."""
-        if self.status == "diverged":
-            return
-        if not reached:
-            self.status = "tolerance not reached"
-        self._reason += f"; {clause}"
-
-    def __repr__(self) -> str:
-        quadrature = ""
-        if self.quadrature_error:  # NaN too: it was not estimated
-            quadrature = f"quadrature_error={self.quadrature_error:.1e}, "
-        return (
-            f"LimitRun({self.status}, error={self.error:.1e}, {quadrature}"
-            f"{self.grid.elements} elements, steps={list(self.steps)})"
-        )
 
 
 def solve_limit(
@@ -204,6 +51,7 @@ def solve_limit(
     scramblings: int = 3,
     max_nodes: int = 2**16,
     quadrature_tol: float | None = None,
+    callback: Callable[[int, int, float], object] | None = None,
 ) -> LimitRun:
     """Solve the training run of infinite depth and infinitely many heads.
 
@@ -239,6 +87,9 @@ def solve_limit(
         For sampled laws: largest quadrature error wanted in any component of x and p; tol by
         default. It falls like nodes^-1/2 only, so state the level that is needed: 1e-2 takes
         thousands of nodes in 36 dimensions, 1e-3 millions. With inf it is reported and not judged.
+    callback : callable (k, elements, loss), optional
+        Called at every step k of every grid that is solved, with its number of elements. If it
+        returns True the solve ends with the best answer so far, whose status tells.
 
     Returns
     -------
@@ -249,7 +100,8 @@ def solve_limit(
     ------
     TypeError, ValueError
         For bad arguments and unfit rules; and `picard.NotContracting` if that method was asked for
-        by name and does not settle. Divergence and missed tolerances do not raise: they are
+        by name and does not settle; `on_grid.Stopped` if a callback ends it before two grids are
+        compared. Divergence and missed tolerances do not raise: they are
         statuses.
 
     Notes
@@ -287,26 +139,32 @@ def solve_limit(
     require_choice("method", method, ("auto", *SCHEMES))
     require_int("nodes", nodes)
     require_int("nodes_seed", nodes_seed, 0)
-    problem.law.check_nodes(nodes, nodes_seed)
+    problem.block.check_nodes(nodes, nodes_seed)
     require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
     require_room("steps", steps, problem.dtype)
-    require_rule(rule, problem.law.layout, problem.dtype, device, steps)
+    rule.require_rates([law.layout for law in problem.block.laws.values()])
+    for law in problem.block.laws.values():
+        require_rule(rule, law.layout, problem.dtype, device, steps)
+    if callback is not None and not callable(callback):
+        raise TypeError(
+            f"callback must be callable as callback(k, elements, loss); got {shown(callback)}."
+        )
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
-        law = problem.law.whole(number, nodes_seed + scrambling, problem.dtype)
-        arguments = (problem, law, rule, steps, record, grid)
+        arguments = (problem, rule, steps, record, grid)
+        more = (cost, device, (number, nodes_seed + scrambling), callback)
         scheme = _choose(method, device)
         try:
-            return train_on_grid(*arguments, scheme, cost, device)
+            return train_on_grid(*arguments, scheme, *more)
         except NotContracting:
             if method == "picard":
                 raise
-            return train_on_grid(*arguments, March(), cost, device)
+            return train_on_grid(*arguments, March(), *more)
 
     first, start = DepthGrid.uniform(elements), None
     holder, budget = "max_nodes", "max_elements"
-    sampled = not problem.law.exact
+    sampled = not problem.block.exact
     if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
         # room is wanted for two pairs of grids at least, and then for no more than there is
         room = free_bytes(device)
@@ -324,10 +182,14 @@ def solve_limit(
     start = start or solve(first, nodes)
     run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
     run.rule, run.nodes_seed = rule_text(rule), nodes_seed
-    run.nodes = nodes if sampled else problem.law.heads.count
+    run.unit_numbers = {n: u.count for n, u in run._solution.units[record[0]].items()}
+    run.nodes = nodes if sampled else max(run.unit_numbers.values())
     if sampled:
         others = (solve(run.grid, nodes, i) for i in range(1, scramblings))
-        gaps = gaps_of(run._solution, others)
+        try:
+            gaps = gaps_of(run._solution, others)
+        except Stopped:
+            gaps, scramblings = None, 1
         run.quadrature_error = error_of(gaps) if scramblings > 1 else math.nan
         run.quadrature_gaps = gaps or {}
         run.judge(*verdict(nodes, run.quadrature_error, quadrature_tol, max_nodes, holder))
@@ -345,9 +207,17 @@ def _refine(
 ) -> LimitRun:
     """Refine until the estimate is below tol, the budget is spent, or rounding is all there is."""
     history: list[Refinement] = []
-    uniform, best = True, None
+    uniform, best, marked, fine = True, None, None, coarse
     while True:
-        fine = solve(coarse.grid.halved())
+        try:
+            if marked is not None:
+                coarse = fine if uniform else solve(coarse.grid.split(marked))
+            fine = solve(coarse.grid.halved())
+        except Stopped as stop:
+            if best is None:
+                raise
+            _, fine, coarse = best
+            return LimitRun(fine, coarse, "tolerance not reached", str(stop), history, cost)
         history.append(refinement(history[-1] if history else None, coarse, fine, uniform))
         error, shares = history[-1].error, history[-1].shares
         if best is None or error < best[0]:
@@ -361,7 +231,6 @@ def _refine(
         rounding = no_longer_helps(history, fine)
         if rounding or 2 * size > max_elements:
             break
-        coarse = fine if uniform else solve(coarse.grid.split(marked))
     if not fine.is_finite():
         reason = (
             f"non-finite on {fine.grid.elements} elements; lower the rule's lr, or raise "

@@ -55,9 +55,12 @@ def limit_bytes(problem: Problem, rule: Rule, recorded: int, nodes: int, element
     Heads live at every node of the depth grid. Of what is recorded there are up to three solutions:
     of a grid, of its halving, and with another scrambling. All else is small beside it.
     """
-    layout = problem.law.layout
-    ones = torch.ones(layout.size, 1, dtype=problem.dtype)
-    one = Units.from_packed(ones, ones[0], layout)
-    state = sum(t.numel() for t in rule.init(one).values()) / layout.size
-    heads = nodes * layout.size * problem.dtype.itemsize * (2 * elements + 1)
-    return int(heads * (UPDATE_COPIES + state + 3 * recorded))
+    numbers = 0.0  # of all units at one depth, with what is kept of them
+    for law in problem.block.laws.values():
+        size = law.layout.size
+        ones = torch.ones(size, 1, dtype=problem.dtype)
+        one = Units.from_packed(ones, ones[0], law.layout)
+        state = sum(t.numel() for t in rule.init(one).values())
+        count = law.heads.count if law.exact else nodes
+        numbers += count * (size * (UPDATE_COPIES + 3 * recorded) + state)
+    return int(numbers * problem.dtype.itemsize * (2 * elements + 1))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .grid import Trajectory
-from .scheme import HeadSums, Scheme, System
+from .scheme import Scheme, System, UnitSums
 from .tableau import RK4
 
 # Up to this many vector operations an evaluation (a few hundred microseconds), the march runs as
@@ -35,39 +35,37 @@ class March(Scheme):
             _march(range(len(grid.nodes)), grid.widths, edges, slopes, field)
         return Trajectory(grid, edges, slopes)
 
-    def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads, guess=None):
+    def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_units, guess=None):
         grid, state = system.grid, x.values
         edges = torch.empty_like(x.edges)
         pulls = torch.empty_like(x.edges)  # (dGamma/dx)^T P = -dP/ds
-        sums = _empty_sums(system) if with_heads else None
-        size = system.heads.layout.size
+        found = _empty_sums(system) if with_units else None
 
-        def store(nodes, found: HeadSums) -> None:
-            sums[nodes, :size] = found.packed
-            if system.with_outputs:
-                sums[nodes, size:] = found.outputs.mT
+        def store(nodes, part: UnitSums) -> None:
+            for into, own in zip(found, part, strict=True):
+                for name, t in (own or {}).items():
+                    into[name][nodes] = t
 
         def pull(p: torch.Tensor, node: int, final: bool) -> torch.Tensor:
-            """The transpose; the head sums come with it where P is final."""
-            out, found = system.pull(state[node], p, node, with_heads and final)
-            if found is not None:
-                store(node, found)
+            """The transpose; the unit sums come with it where P is final."""
+            out, part = system.pull(state[node], p, node, with_units and final)
+            if part is not None:
+                store(node, part)
             return out
 
         edges[-1] = p_end
         compiled = _compiled(system, p_end)
         if compiled:
-            compiled.backward(state, edges, pulls, sums)
+            compiled.backward(state, edges, pulls, found)
         else:
             path = range(len(grid.nodes) - 1, -1, -1)
             _march(path, grid.widths, edges, pulls, pull)
         p = Trajectory(grid, edges, -pulls)
-        if not with_heads:
+        if not with_units:
             return p, None
         middles = slice(1, None, 2)
         store(middles, system.pull(state[middles], p.values[middles], middles, True)[1])
-        outputs = sums[:, size:].mT if system.with_outputs else None
-        return p, HeadSums(sums[:, :size], outputs)
+        return p, found
 
 
 def _march(
@@ -99,17 +97,24 @@ def _march(
         slopes[end] = slope(edges[end], path[i + 2], True)
 
 
-def _empty_sums(system: System) -> torch.Tensor:
-    """(nodes, P, H), with rows more for the outputs (m, of heads) where they are wanted."""
-    packed = system.heads.packed
-    more = system.heads.layout.inner if system.with_outputs else 0
-    return packed.new_empty(packed.shape[0], packed.shape[1] + more, packed.shape[2])
+def _empty_sums(system: System) -> UnitSums:
+    """Room for the sums, and where they are wanted the means, at all nodes."""
+    families = system.branch.families
+    sums = {name: torch.empty_like(units.packed) for name, units in families.items()}
+    means = None
+    if system.with_means:
+        means = {
+            name: units.packed.new_empty(*units.lead, units.layout.mean_rows, units.count)
+            for name, units in families.items()
+        }
+    return UnitSums(sums, means)
 
 
 def _compiled(system: System, x: torch.Tensor):
     """The compiled march for these sizes, or None: a choice that depends on the sizes alone."""
     contexts, tokens, _ = x.shape
-    if not system.heads.is_compiled(contexts, tokens):
+    alone = system.branch.norm is None and len(system.branch.families) == 1
+    if not alone or not system.branch.is_compiled(contexts, tokens):
         return None
     from .march_compiled import CompiledMarch  # numba takes a second to import
 

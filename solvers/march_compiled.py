@@ -8,9 +8,11 @@ from numba import njit
 
 from ipslimit.compilation import compiled_entry
 from ipslimit.cpu import fused
-from ipslimit.cpu.kernel import lay_out, seed_field, seed_vjp
+from ipslimit.cpu.kernel import combine, seed_field, seed_vjp
+from ipslimit.cpu.kernels import kernel_of
+from ipslimit.model.rules import input_means
 
-from .scheme import System
+from .scheme import System, UnitSums
 from .tableau import RK4
 
 
@@ -18,39 +20,46 @@ class CompiledMarch:
     """Both directions on one system, for contexts of one shape."""
 
     def __init__(self, system: System, contexts: int, tokens: int):
-        heads = system.heads
-        self.system, self.shape = system, (contexts, tokens, heads.d, heads.m)
-        groups, _, self.operations = fused.split(contexts, heads.count, tokens, heads.d, heads.m)
+        heads = system.branch.only
+        self.system, self.kernel = system, kernel_of(heads.layout, heads.dtype)
+        self.scratch = self.kernel.scratch_size(contexts, tokens)
+        groups, _, self.operations = fused.split(self.kernel, contexts, tokens, heads.count)
         self.groups = (groups, 1)  # one task takes all contexts in turn
 
     def forward(self, edges: torch.Tensor, slopes: torch.Tensor) -> None:
         """Fill both from edges[0]."""
         self._run("field", edges, slopes, edges.new_empty(0, *edges.shape[1:]), None)
 
-    def backward(self, states, edges, pulls, sums: torch.Tensor | None) -> None:
-        """Fill edges and pulls from edges[-1], and the head sums at the edges' nodes."""
+    def backward(self, states, edges, pulls, found: UnitSums | None) -> None:
+        """Fill edges and pulls from edges[-1], and the unit sums at the edges' nodes."""
+        if found is None:
+            return self._run("vjp", edges, pulls, states, None)
+        (name,), heads = found.sums, self.system.branch.only
+        size, more = heads.layout.size, heads.layout.inner if found.means else 0
+        sums = states.new_empty(len(states), size + more, heads.count)
         self._run("vjp", edges, pulls, states, sums)
+        at_edges = slice(None, None, 2)
+        found.sums[name][at_edges] = sums[at_edges, :size]
+        if found.means:
+            tokens = states.shape[1] * states.shape[2]
+            outputs = sums[at_edges, size:].mT
+            found.means[name][at_edges] = input_means(states[at_edges], outputs, 1.0 / tokens)
 
     def _run(self, kind: str, edges, slopes, states, sums: torch.Tensor | None) -> None:
-        system, heads, grid = self.system, self.system.heads, self.system.grid
+        system, heads, grid = self.system, self.system.branch.only, self.system.grid
         system.cost[kind] += len(RK4.b) * grid.elements + 1
         path = np.arange(2 * grid.elements + 1)
         packed, weights = heads.packed.contiguous().numpy(), heads.weights.contiguous().numpy()
-        arguments = (
-            packed,
-            weights,
-            heads.m,
-            fused.bias_rows(heads.layout),
-            system.causal,
-            _scheme(grid.widths, packed.dtype),
-        )
+        address = self.kernel.field if kind == "field" else self.kernel.vjp
+        called = (address, self.kernel.place)
+        arguments = (called, packed, weights, system.causal, _scheme(grid.widths, packed.dtype))
         with_heads = sums is not None
         if not with_heads:
             sums = states.new_empty(0, 0, heads.count)
         arrays = (t.numpy() for t in (states, edges, slopes, sums))
         path = path if kind == "field" else path[::-1].copy()
         outputs = (self.groups, path, *arrays, with_heads)
-        fused.run_tasks(march, arguments, outputs, 1, 0.0, edges.dtype, self.shape)
+        fused.run_tasks(march, arguments, outputs, 1, 0.0, edges.dtype, self.scratch)
 
 
 def _scheme(widths: list[float], dtype) -> tuple[np.ndarray, ...]:
@@ -68,25 +77,24 @@ def _scheme(widths: list[float], dtype) -> tuple[np.ndarray, ...]:
 
 
 @njit
-def combine(out, base, scale, branch):
-    """out = base + scale * branch, for (B, N, d)."""
+def copy(out, values):
+    """out = values, for (B, N, d); numba's own assignment takes seconds to compile."""
     for b in range(out.shape[0]):
         for i in range(out.shape[1]):
             for a in range(out.shape[2]):
-                out[b, i, a] = base[b, i, a] + scale * branch[b, i, a]
+                out[b, i, a] = values[b, i, a]
 
 
-@njit(inline="always")  # a function of its own would have all that it calls optimised once more
-def slope(s, at, m, heads, node, states, value, out, sums, groups, with_heads):
+@njit
+def slope(s, kernel, heads, node, states, value, out, sums, groups, with_heads):
     """The field at a node; where there are states, its transpose at them, and its head sums."""
-    packed, weights, dweights, biases, causal = heads
+    packed, weights, dweights, causal = heads
     if len(states) == 0:
-        seed_field(s, at, m, value, packed[node], weights[node], out, groups, biases, causal)
+        seed_field(s, kernel, value, packed[node], weights[node], out, groups, causal)
     else:
         seed_vjp(
             s,
-            at,
-            m,
+            kernel,
             states[node],
             packed[node],
             weights[node],
@@ -95,7 +103,6 @@ def slope(s, at, m, heads, node, states, value, out, sums, groups, with_heads):
             sums,
             dweights,
             groups,
-            biases,
             causal,
             with_heads,
         )
@@ -104,10 +111,9 @@ def slope(s, at, m, heads, node, states, value, out, sums, groups, with_heads):
 @compiled_entry()
 def march(
     s,
+    kernel,
     packed,
     weights,
-    m,
-    biases,
     causal,
     scheme,
     groups,
@@ -122,7 +128,8 @@ def march(
 ):
     """Fill values and slopes at the edges (elements + 1, B, N, d) from the first one on the path.
 
-    path: the nodes in the order in which they are passed; packed (nodes, P, H), weights (nodes, H).
+    kernel: (address, place), of the transpose where there are states; path: the nodes in the order
+    in which they are passed; packed (nodes, P, H), weights (nodes, H).
     Of slopes along states (nodes, B, N, d), sums (nodes, P or P + m, H) gets the head derivatives
     (and attention outputs) at the edges; empty if not `with_heads`. One task: `first` and `last`
     are 0 and 1, or 0 and 0 to compile only.
@@ -130,9 +137,8 @@ def march(
     if last == first:
         return
     c, a, runs, b, final = scheme
-    at = lay_out(edges.shape[1], edges.shape[2], edges.shape[3], m, edges.itemsize)
-    heads = packed, weights, np.empty_like(weights[0]), biases, causal
-    # as contiguous as sums are: for another type all of the kernel would be compiled once more
+    heads = packed, weights, np.empty_like(weights[0]), causal
+    # as contiguous as sums are
     nothing = np.empty_like(packed[0, :0])
     k = np.empty((len(c), *edges[0].shape), edges.dtype)
     value, pair, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
@@ -141,7 +147,7 @@ def march(
         here, end = path[i], path[i] // 2
         if i > 0:
             start, element = path[i - 2] // 2, path[i - 1] // 2
-            k[0] = slopes[start]
+            copy(k[0], slopes[start])
             for stage in range(1, len(c)):
                 base = edges[start]
                 for j in range(stage):
@@ -149,7 +155,7 @@ def march(
                         combine(value, base, a[element, stage, j], k[j])
                         base = value
                 node = path[i - 2 + c[stage]]
-                slope(s, at, m, heads, node, states, value, k[stage], nothing, groups, False)
+                slope(s, kernel, heads, node, states, value, k[stage], nothing, groups, False)
             base = zero
             for run in range(len(b)):
                 part = k[runs[run]]
@@ -160,4 +166,4 @@ def march(
                 base = total
             combine(edges[end], edges[start], final[element], total)
         into = sums[here] if with_heads else nothing
-        slope(s, at, m, heads, here, states, edges[end], slopes[end], into, groups, with_heads)
+        slope(s, kernel, heads, here, states, edges[end], slopes[end], into, groups, with_heads)

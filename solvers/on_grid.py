@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 import torch
 
 from ipslimit import Problem, Rule, Units
-from ipslimit.model.rules import input_means
 
 from .grid import DepthGrid, Trajectory
-from .scheme import Scheme, System
+from .picard import integrate
+from .scheme import Scheme, System, UnitSums
 
 
 @dataclasses.dataclass
@@ -24,8 +26,10 @@ class GridSolution:
     probe_x: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_p: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    heads: dict[int, Units] = dataclasses.field(default_factory=dict)
+    units: dict[int, dict[str, Units]] = dataclasses.field(default_factory=dict)
+    batches: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
+    least_size: float = math.inf
 
     def trajectories(self) -> list[tuple[str, int, Trajectory]]:
         """All recorded X and P with their names and steps."""
@@ -40,9 +44,12 @@ class GridSolution:
         return recorded and bool(torch.isfinite(self.loss).all())
 
 
+class Stopped(RuntimeError):
+    """A callback has ended the solve."""
+
+
 def train_on_grid(
     problem: Problem,
-    law: Units,
     rule: Rule,
     steps: int,
     record: tuple[int, ...],
@@ -50,28 +57,45 @@ def train_on_grid(
     scheme: Scheme,
     cost: dict[str, int],
     device: torch.device,
+    quadrature: tuple[int, int] = (1024, 0),
+    callback: Callable | None = None,
 ) -> GridSolution:
     """The training run of `solve_limit` on one grid: the rule acts on every (node, atom).
 
-    `cost` is added to. A run that becomes non-finite stops early with NaN for what is missing of
-    its loss; `GridSolution.is_finite` then is False.
+    `quadrature` are number and seed of the nodes of sampled laws. `cost` is added to. A run that
+    becomes non-finite stops early with NaN for what is missing of its loss;
+    `GridSolution.is_finite` then is False.
     """
-    nodes = 2 * grid.elements + 1
-    heads = law.map(lambda t: t.to(device).expand(nodes, *t.shape).contiguous())
-    state = rule.init(heads)
-    contexts, targets = problem.contexts.to(device), problem.targets.to(device)
-    loss = contexts.new_full((steps + 1,), torch.nan)
+    nodes, depths = 2 * grid.elements + 1, None if problem.tied else grid.nodes
+    at = grid.nodes[:1] if problem.tied else grid.nodes
+    branch = problem.block.whole(*quadrature, at, problem.dtype)
+    branch = branch.map(lambda t: t.to(device).contiguous())
+    states = branch.init(rule)
+    loss = problem.contexts.new_full((steps + 1,), torch.nan, device=device)
     solution = GridSolution(grid, loss)
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         keep, last = step in record, step == steps
-        system = System(grid, heads, problem.causal, cost, rule.uses_means)
+        contexts, targets = problem.data(step, device)
+        if problem.batch is not None:
+            solution.batches[step] = problem.chosen(step)
+            x = p = None  # those of other contexts are no guess
+        at_nodes = branch
+        if problem.tied:
+            at_nodes = branch.map(lambda t: t.expand(nodes, *t.shape[1:]))
+        system = System(grid, at_nodes, problem.causal, cost, rule.uses_means)
         x = scheme.forward(system, contexts, x)
         loss[step], p_end = problem.loss_and_costate(x.edges[-1], targets)
+        if branch.norm is not None:
+            least = float(branch.norm.sizes(x.edges).nan_to_num(torch.inf).min())
+            solution.least_size = min(solution.least_size, least)
+        if callback is not None and callback(step, grid.elements, float(loss[step])) is True:
+            raise Stopped(f"stopped by callback at step {step} on {grid.elements} elements")
         if not last or keep:
-            p, sums = scheme.backward(system, x, p_end, not last, p)
+            p, found = scheme.backward(system, x, p_end, not last, p)
         if keep:
-            solution.x[step], solution.p[step], solution.heads[step] = x, p, heads
+            solution.x[step], solution.p[step] = x, p
+            solution.units[step] = at_nodes.families
             if problem.probes:
                 probes, probe_targets = (t.to(device) for t in problem.probes)
                 probe_x = scheme.forward(system, probes, probe_x)
@@ -81,9 +105,22 @@ def train_on_grid(
                 solution.probe_x[step], solution.probe_p[step] = probe_x, probe_p
         if last or not (x.is_finite() and p.is_finite()):
             break
+        if problem.tied:
+            found = UnitSums(*(_over_depth(grid, part) for part in found))
         tokens = problem.B * problem.N
-        gradient = heads.with_packed(sums.packed / tokens)
-        means = (input_means(x.values, sums.outputs, 1.0 / tokens),) if rule.uses_means else ()
-        heads, state = rule.update(heads, state, gradient, step + 1, *means)
-    solution.notes = rule.notes(state)
+        gradients = {name: sums / tokens for name, sums in found.sums.items()}
+        branch, states = branch.updated(rule, states, gradients, step + 1, found.means, depths)
+    notes = [note for state in states.values() for note in rule.notes(state)]
+    if branch.norm is not None:
+        notes += filter(None, [branch.norm.warning(solution.least_size)])
+    solution.notes = list(dict.fromkeys(notes))
     return solution
+
+
+def _over_depth(
+    grid: DepthGrid, found: dict[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor] | None:
+    """The integrals over depth of what is given at the nodes, with a leading dimension of 1."""
+    if found is None:
+        return None
+    return {name: integrate(grid.widths, t)[-1:] for name, t in found.items()}

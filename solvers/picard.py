@@ -51,7 +51,7 @@ class Picard(Scheme):
         values, slopes = self._iterate(sweep, first if guess is None else guess.values, "X")
         return Trajectory(system.grid, values[0::2], slopes[0::2])
 
-    def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_heads, guess=None):
+    def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_units, guess=None):
         nodes = slice(None)
 
         def sweep(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +62,7 @@ class Picard(Scheme):
         first = p_end.expand(x.values.shape)
         values, slopes = self._iterate(sweep, first if guess is None else guess.values, "P")
         p = Trajectory(system.grid, values[0::2], slopes[0::2])
-        return p, system.pull(x.values, p.values, nodes, True)[1] if with_heads else None
+        return p, system.pull(x.values, p.values, nodes, True)[1] if with_units else None
 
     def _iterate(self, sweep, values: torch.Tensor, name: str):
         settle = self.settle or 20 * torch.finfo(values.dtype).eps

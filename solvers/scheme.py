@@ -8,52 +8,52 @@ from typing import NamedTuple
 
 import torch
 
-from ipslimit import Units
+from ipslimit.model.branch import Branch
 
 from .grid import DepthGrid, Trajectory
 
 
-class HeadSums(NamedTuple):
-    """Sums over contexts and tokens, at one node or at several.
+class UnitSums(NamedTuple):
+    """Of the units of every family, at one node or at several: dictionaries by family.
 
-    packed (..., P, H) is (df/dtheta)^T p; outputs (..., H, m), where asked for, are the heads'
-    attention outputs (the inner inputs of other units).
+    sums (..., P, H) is (df/dtheta)^T p, summed over contexts and tokens; means (..., d + inner, H),
+    where asked for, are the mean inputs of the units' maps, see `rules.input_means`.
     """
 
-    packed: torch.Tensor
-    outputs: torch.Tensor | None
+    sums: dict[str, torch.Tensor]
+    means: dict[str, torch.Tensor] | None
 
 
 @dataclasses.dataclass
 class System:
-    """The forward-backward system at frozen heads, given at the nodes of a grid.
+    """The forward-backward system at frozen units, given at the nodes of a grid.
 
         dX/ds = Gamma(X; nu_s)          -dP/ds = (dGamma/dx)^T P
 
-    `cost` counts evaluations of the field and of its transpose at one node. `with_outputs` tells
-    whether head sums hold the attention outputs, too.
+    `cost` counts evaluations of the field and of its transpose at one node. `with_means` tells
+    whether unit sums hold the mean inputs, too.
     """
 
     grid: DepthGrid
-    heads: Units  # leading dimension: nodes
+    branch: Branch  # leading dimension: nodes
     causal: bool
     cost: dict[str, int]
-    with_outputs: bool = False
+    with_means: bool = False
 
     def field(self, x: torch.Tensor, nodes) -> torch.Tensor:
         """Gamma at a node (index) or at several (slice) with x of matching leading shape."""
         self.cost["field"] += self._count(nodes)
-        return self.heads[nodes].field(x, self.causal)
+        return self.branch[nodes].field(x, self.causal)
 
-    def pull(self, x: torch.Tensor, p: torch.Tensor, nodes, with_heads: bool = False):
-        """(dGamma/dx)^T p and, if asked, the `HeadSums`."""
+    def pull(self, x: torch.Tensor, p: torch.Tensor, nodes, with_units: bool = False):
+        """(dGamma/dx)^T p and, if asked, the `UnitSums`."""
         self.cost["vjp"] += self._count(nodes)
-        options = {"with_units": with_heads, "with_outputs": with_heads and self.with_outputs}
-        dx, dheads, *outputs = self.heads[nodes].vjp(x, p, self.causal, **options)
-        return dx, HeadSums(dheads.packed, *outputs or (None,)) if with_heads else None
+        asked = self.causal, with_units, with_units and self.with_means
+        dx, sums, means = self.branch[nodes].vjp(x, p, *asked)
+        return dx, UnitSums(sums, means) if with_units else None
 
     def _count(self, nodes) -> int:
-        return 1 if isinstance(nodes, int) else len(range(*nodes.indices(self.heads.lead[0])))
+        return 1 if isinstance(nodes, int) else len(range(*nodes.indices(self.branch.lead[0])))
 
 
 class Scheme(abc.ABC):
@@ -71,7 +71,7 @@ class Scheme(abc.ABC):
         system: System,
         x: Trajectory,
         p_end: torch.Tensor,
-        with_heads: bool,
+        with_units: bool,
         guess: Trajectory | None = None,
-    ) -> tuple[Trajectory, HeadSums | None]:
-        """P from P(1) = p_end on the stored X, and the head sums at every node if asked."""
+    ) -> tuple[Trajectory, UnitSums | None]:
+        """P from P(1) = p_end on the stored X, and the unit sums at every node if asked."""

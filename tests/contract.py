@@ -16,7 +16,17 @@ import torch
 from builders import BIASES, F64, normal, random_heads, random_parts, small_atoms
 
 import ipslimit
-from ipslimit import Atoms, Heads, Problem, Rebalance, Rule, train_particles
+from ipslimit import (
+    Atoms,
+    Clip,
+    Heads,
+    Problem,
+    Rebalance,
+    Rule,
+    by_depth,
+    train_particles,
+    warmup_cosine,
+)
 from ipslimit.cpu.dispatch import VARIABLE
 from ipslimit.model.particles import train_from
 from ipslimit.model.rules import RULES as BUILT_IN
@@ -39,10 +49,23 @@ OWN = {
 }
 KINDS = BUILT_IN | OWN
 
+
+@dataclasses.dataclass
+class Steeper:
+    """A profile over depth."""
+
+    slope: float = 0.5
+
+    def __call__(self, s):
+        return 1.0 + self.slope * s
+
+
 # Options as most tests want them: Adam divides by sqrt(v) + eps, which multiplies rounding by 10.
 PLAIN = {"lr": 0.05, "eps": 0.1}
 # And whatever else a rule has, away from its default.
+SCHEDULED = by_depth(Steeper(), warmup_cosine(0.05, 2, 5, 0.01))
 MORE = {
+    "lr": {"q": SCHEDULED, "o": 0.03, "bo": warmup_cosine(0.04, 0, 2), "default": 0.05},
     "betas": (0.9, 0.99),
     "weight_decay": 0.1,
     "momentum": 0.5,
@@ -53,6 +76,10 @@ MORE = {
     "nesterov": False,
     "ns_steps": None,
 }
+
+
+# Of some gradients, the most that is left by a clip.
+NORM = 0.2
 
 
 def takes(kind):
@@ -66,13 +93,13 @@ def make(kind, **options):
 
 
 def rebalanced(rule, **options):
-    """With its pairs balanced on the way; None where its state cannot follow."""
+    """Clipped, with its pairs balanced on the way; None where its state cannot follow."""
     heads = random_heads()
     try:
         rule.rescaled(heads.layout, rule.init(heads), torch.ones_like(heads.packed))
     except TypeError:
         return None
-    return None if rule.rescaling_refusal() else Rebalance(rule, **options)
+    return None if rule.rescaling_refusal() else Rebalance(Clip(rule, NORM), **options)
 
 
 def every_rule():
@@ -81,9 +108,8 @@ def every_rule():
     for name, kind in KINDS.items():
         rules[name] = make(kind, **PLAIN)
         more = {option: value for option, value in MORE.items() if option in takes(kind)}
-        if more:
-            rules[f"{name} with {' '.join(more)}"] = make(kind, **PLAIN, **more)
-        inner = make(kind, **PLAIN, **MORE | {"weight_decay": 0.0})
+        rules[f"{name} with {' '.join(more)}"] = make(kind, **PLAIN | more)
+        inner = make(kind, **MORE | PLAIN | {"weight_decay": 0.0})
         rules[f"{name} rebalanced"] = rebalanced(inner, every=2, damping=0.5)
     return {name: rule for name, rule in rules.items() if rule is not None}
 

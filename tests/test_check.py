@@ -112,8 +112,8 @@ def test_a_disagreement_is_said_and_is_status_1(tmp_path, monkeypatch, capsys):
 def test_a_wrong_costate_is_seen_in_p_alone(monkeypatch):
     pull = System.pull
 
-    def wrong(self, x, p, nodes, with_heads=False):
-        out, found = pull(self, x, p, nodes, with_heads)
+    def wrong(self, x, p, nodes, with_units=False):
+        out, found = pull(self, x, p, nodes, with_units)
         return 1.01 * out, found
 
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")

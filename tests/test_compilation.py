@@ -70,6 +70,7 @@ import sys
 import torch
 from ipslimit import AdamW, attention_field, attention_vjp
 from ipslimit.model import eager
+from ipslimit.model.branch import Branch
 from builders import random_heads, normal, small_problem
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March, _compiled
@@ -85,7 +86,7 @@ def kernel():
 
 def march():
     heads, x = random_heads((5,), H=5, scale=0.3), normal(3, 4, 3)
-    system = System(DepthGrid.uniform(2), heads, False, {"field": 0, "vjp": 0})
+    system = System(DepthGrid.uniform(2), Branch.alone(heads), False, {"field": 0, "vjp": 0})
     assert _compiled(system, x)
     slopes = March().forward(system, x).slopes
     right = eager.field(x[None], heads.packed[:1], heads.weights[:1], heads.layout, False)

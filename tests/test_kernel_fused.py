@@ -15,8 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from ipslimit import Heads
+from ipslimit import Heads, compilation
 from ipslimit.cpu import dispatch, fused
+from ipslimit.cpu.kernels import kernel_of
 from ipslimit.cpu.lanes import LANES, WIDTH, exp2, load, store
 from ipslimit.cpu.scratch import lay_out
 from ipslimit.model import eager
@@ -141,6 +142,11 @@ def test_any_number_of_heads(heads):
     assert_same_bits(call(fused, case), alone)
 
 
+def split(case):
+    kernel = kernel_of(case.layout, case.x.dtype)
+    return fused.split(kernel, *case.x.shape[1:3], case.packed.shape[-1])
+
+
 @pytest.mark.parametrize(
     "shape, groups",
     [
@@ -152,10 +158,10 @@ def test_any_number_of_heads(heads):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_large_work_is_cut_and_summed(shape, groups, causal):
-    head_groups, context_groups, _ = fused.split(*shape[1:])
-    assert (head_groups > 1, context_groups > 1) == groups
     for dtype in TOLERANCE:
         case = make(*shape, ("bq", "bo"), dtype)
+        head_groups, context_groups, _ = split(case)
+        assert (head_groups > 1, context_groups > 1) == groups
         case64 = SimpleNamespace(**{k: v for k, v in vars(case).items()})
         case64.__dict__.update({k: v.double() for k, v in vars(case).items() if k != "layout"})
         assert_close(call(fused, case, causal), call(eager, case64, causal), dtype)
@@ -165,7 +171,7 @@ def test_sums_of_many_contexts_in_chunks():
     """More contexts than whose sums over heads fit the cache at once, in one group."""
     case = make(1, 300, 2, 2, 8, 1)
     at = lay_out.py_func(300, 2, 8, 1, 8)
-    assert at.chunk < 300 and fused.split(300, 2, 2, 8, 1)[1] == 1
+    assert at.chunk < 300 and split(case)[1] == 1
     assert_close(call(fused, case), call(eager, case), torch.float64)
 
 
@@ -317,17 +323,17 @@ def test_exponential(dtype, lowest):
 
 
 def test_compilation_is_announced(monkeypatch, caplog):
-    monkeypatch.setattr(fused, "ANNOUNCE_AFTER", 0.02)
-    monkeypatch.setattr(fused, "_announced", set())
+    monkeypatch.setattr(compilation, "ANNOUNCE_AFTER", 0.02)
+    monkeypatch.setattr(compilation, "_announced", set())
     with caplog.at_level(logging.WARNING, logger="ipslimit"):
         fused._compile("quick", torch.float32, lambda first, last: None)
         time.sleep(0.1)
         assert not caplog.records
         fused._compile("slow", torch.float32, lambda first, last: time.sleep(0.2))
         fused._compile("other", torch.float32, lambda first, last: time.sleep(0.2))
-        assert caplog.text.count("compiling the attention kernel for torch.float32") == 1  # once
+        assert caplog.text.count("compiling the kernels for torch.float32") == 1  # once
         fused._compile("slow", torch.float64, lambda first, last: time.sleep(0.2))
-        assert "compiling the attention kernel for torch.float64" in caplog.text
+        assert "compiling the kernels for torch.float64" in caplog.text
     with pytest.raises(ZeroDivisionError):
         fused._compile("broken", torch.float32, lambda first, last: 1 / 0)
     assert ("broken", torch.float32) not in fused._compiled

@@ -77,7 +77,6 @@ def on_uniform_grid(problem, rule, steps, record, elements):
     cost = {"field": 0, "vjp": 0}
     return train_on_grid(
         problem,
-        problem.law.heads,
         rule,
         steps,
         record,
@@ -233,7 +232,7 @@ def test_error_of_heads_is_estimated_at_nodes_and_between_them(name, seed, rule,
     for k in run.steps:
         for which, on_nodes in ((between, False), (torch.arange(0, 2049, 64), True)):
             s = fine.grid.nodes[which]
-            gap = run.heads(k, s).packed - fine.heads[k].packed[which]
+            gap = run.heads(k, s).packed - fine.units[k]["attention"].packed[which]
             largest = float(gap.norm(dim=1).max())
             estimate = float(run.error_at("theta", k, s).max())
             # fronts between nodes are no less wrong than they are said to be

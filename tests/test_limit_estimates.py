@@ -81,7 +81,6 @@ def reference(problem, rule, steps, record, wanted, elements=7):
     def solve(grid):
         return train_on_grid(
             problem,
-            problem.law.heads,
             rule,
             steps,
             recorded_steps(record, steps),

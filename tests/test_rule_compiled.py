@@ -13,6 +13,7 @@ from builders import assert_to_rounding, random_heads, small_atoms, small_proble
 from ipslimit import SGD, AdamW, BlockAdamW, ElementwiseRule, Rebalance, SBOAdamW, train_particles
 from ipslimit.cpu import rules as cpu_rules
 from ipslimit.cpu.layers import CompiledLayers
+from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers
 from ipslimit.model.particles import make_layers
 from ipslimit.model.rules import RULES
@@ -60,7 +61,7 @@ class Double:
 
 def chosen(rule, biases=("bq", "bk", "bv", "bo")):
     heads = random_heads((4, 2), H=5, biases=biases)
-    return type(make_layers(heads, False, 0.25, {}, rule, 3, 4))
+    return type(make_layers(Branch.alone(heads), False, 0.25, {}, rule, 3, 4))
 
 
 KEPT = [

@@ -11,7 +11,7 @@ import torch
 from builders import BIASES, F64, assert_to_rounding, normal, parts_of, random_heads
 from contract import EVERY_RULE
 
-from ipslimit import SGD, AdamW, BlockAdamW, Rebalance
+from ipslimit import SGD, AdamW, BlockAdamW, Clip, Rebalance
 from ipslimit.model.rules import RULES as KINDS
 
 STEPS = 20
@@ -29,7 +29,7 @@ def gradients(heads, steps=STEPS, scale=1.0):
 def updated(rule, heads, state, g, step):
     """`rule.update`, with means for a rule that wants them: some that go with the gradient."""
     means = (0.1 * g.packed[..., : heads.d + heads.m, :],) if rule.uses_means else ()
-    return rule.update(heads, state, g, step, *means)
+    return rule.at(step, heads.layout, 0.5, heads.packed).update(heads, state, g, step, *means)
 
 
 def train(rule, heads, scale=1.0, steps=STEPS):
@@ -197,7 +197,7 @@ def test_rules_that_train_differently_do_not_look_the_same():
     assert repr(BlockAdamW(mean=True)) != repr(BlockAdamW(mean=False))
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), Rebalance], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS.values(), Rebalance, Clip], ids=lambda kind: kind.__name__)
 def test_the_options_of_a_rule_are_fields_with_a_sentence_each(kind):
     """As command lines show them."""
     explained = set()

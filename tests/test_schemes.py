@@ -6,6 +6,7 @@ import torch
 from builders import F64, generator, normal, small_atoms, small_problem
 
 from ipslimit import SGD, Heads
+from ipslimit.model.branch import Branch
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit import LimitRun
 from ipslimit.solvers.march import March
@@ -41,7 +42,8 @@ def frozen(grid, causal=False, M=6, d=3, m=2, size=0.5):
     A, B = (size * (2 * torch.rand(layout.size, M, generator=gen, dtype=F64) - 1) for _ in "AB")
     weights = torch.full((len(grid.nodes), M), 1.0 / M, dtype=F64)
     packed = A + torch.sin(3 * grid.nodes)[:, None, None] * B
-    return System(grid, Heads.from_packed(packed, weights, layout), causal, {"field": 0, "vjp": 0})
+    branch = Branch.alone(Heads.from_packed(packed, weights, layout))
+    return System(grid, branch, causal, {"field": 0, "vjp": 0})
 
 
 X0, P_END = normal(2, 4, 3, seed=4), normal(2, 4, 3, seed=5)
@@ -51,7 +53,7 @@ def solve_frozen(scheme, elements, causal=False, **kwargs):
     system = frozen(DepthGrid.uniform(elements), causal, **kwargs)
     x = scheme.forward(system, X0)
     p, gradient = scheme.backward(system, x, P_END, True)
-    return x, p, gradient.packed, system.cost
+    return x, p, gradient.sums["attention"], system.cost
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -75,15 +77,7 @@ def test_order_four_on_frozen_heads(name, causal):
 def train(problem, scheme, elements, steps=4, record=(0, 2, 4)):
     cost = {"field": 0, "vjp": 0}
     return train_on_grid(
-        problem,
-        problem.law.heads,
-        SGD(lr=0.3),
-        steps,
-        record,
-        DepthGrid.uniform(elements),
-        scheme,
-        cost,
-        CPU,
+        problem, SGD(lr=0.3), steps, record, DepthGrid.uniform(elements), scheme, cost, CPU
     )
 
 
@@ -100,7 +94,8 @@ def test_order_four_through_training_by_sgd(name):
                 difference = getattr(run, variable)[k](DENSE) - getattr(fine, variable)[k](DENSE)
                 errors.setdefault((variable, k), []).append(difference.abs().max())
         for k in (2, 4):
-            difference = run.heads[k].packed - fine.heads[k].packed[:: FINE // elements]
+            own, other = (solution.units[k]["attention"].packed for solution in (run, fine))
+            difference = own - other[:: FINE // elements]
             errors.setdefault(("heads", k), []).append(difference.abs().max())
         errors.setdefault("loss", []).append((run.loss - fine.loss)[1:].abs().max())
     orders = {key: fitted_order(values) for key, values in errors.items()}
@@ -208,7 +203,7 @@ def test_march_and_picard_agree_far_from_weak_coupling():
     for scheme in (March(), Picard()):
         x = scheme.forward(system, x0)
         p, gradient = scheme.backward(system, x, p_end, True)
-        answers.append((x.edges, p.edges, gradient.packed))
+        answers.append((x.edges, p.edges, gradient.sums["attention"]))
     for a, b in zip(*answers):
         # h^4 = 2e-10 times a constant of O(1)
         assert (a - b).abs().max() < 1e-8 * a.abs().max()
@@ -255,7 +250,7 @@ def test_non_finite_trajectories_are_returned_for_the_caller_to_flag(name):
 @each_scheme
 def test_schemes_keep_float32(name):
     system = frozen(DepthGrid.uniform(4))
-    system.heads = system.heads.to(torch.float32)
+    system.branch = system.branch.map(torch.Tensor.float)
     x = SCHEMES[name]().forward(system, X0.float())
     p, gradient = SCHEMES[name]().backward(system, x, P_END.float(), True)
-    assert x(DENSE).dtype == p(DENSE).dtype == gradient.packed.dtype == torch.float32
+    assert x(DENSE).dtype == p(DENSE).dtype == gradient.sums["attention"].dtype == torch.float32

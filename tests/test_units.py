@@ -258,7 +258,7 @@ def test_the_limit_converges_and_its_schemes_have_order_four():
     s = torch.tensor([0.0, 0.5, 1.0])
 
     def error(elements):
-        arguments = problem.law.heads, RULE, 1, (1,), DepthGrid.uniform(elements)
+        arguments = RULE, 1, (1,), DepthGrid.uniform(elements)
         cost = {"field": 0, "vjp": 0}
         solution = train_on_grid(problem, *arguments, March(), cost, torch.device("cpu"))
         gaps = solution.x[1](s) - limit.x(1, s), solution.p[1](s) - limit.p(1, s)

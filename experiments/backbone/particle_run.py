@@ -189,7 +189,7 @@ def _size(setting: Setting, particles: ParticleSetting, limit, depth: int, count
 def _begun_anew(run: ParticleRun, problem: Problem, rule: Rule, late: int, steps: int):
     """From the heads at step `late` with a new state of the rule, for the steps that are left."""
     start = run.heads[late].map(lambda t: t.transpose(0, 1))
-    again = empty_run(run.depth, run.head_count, run.seeds, steps - late, problem, "cpu")
+    again = empty_run(run.depth, run.unit_numbers, run.seeds, steps - late, problem, "cpu")
     return train_from(start, problem, rule, steps - late, range(1, steps - late + 1), again)
 
 

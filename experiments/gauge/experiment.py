@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
-from ipslimit.model.particles import MOST_HEADS
+from ipslimit.model.blocks import MOST_HEADS
 from ipslimit.model.symmetry import rescale_pairs
 from ipslimit.solvers import solve_limit
 

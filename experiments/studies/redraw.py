@@ -83,13 +83,15 @@ def measure_redraws(
             for s in seeds
         ],
     )
-    whole = train_weights(problem, rule, weights.expand(1, depth, -1), record, device)
+    (family,) = problem.block.laws
+    exact = {family: weights.expand(1, depth, -1)}
+    whole = train_weights(problem, rule, exact, record, device)
     found = {(k, v): [] for k in record for v in "xp"}
     alive, theta = [], {k: [] for k in record}
     for part in torch.arange(len(counts)).split(TOGETHER):
         drawn, changed = (n[part].double() / heads for n in (counts, other))
         trio = torch.cat([drawn, changed, 2 * weights - drawn])
-        run = train_weights(problem, rule, trio, record, device)
+        run = train_weights(problem, rule, {family: trio}, record, device)
         alive.append(~run.diverged.view(3, -1).any(0).cpu())
         for k, variable in found:
             values = getattr(run, variable)[k].cpu()

@@ -2,23 +2,30 @@
 
 To be read in this order, in which each is made of those before it:
 
-    cost      eight heads are computed at a time; what a field costs, and so which path computes it
-    lanes     a vector of eight numbers, one of each of eight heads, and what is done with it
-    tiles     products of small matrices of such vectors, in registers
-    scratch   where everything lies in the memory that the loops below work in
-    blocks    the field of eight heads on one context, and its transpose
-    kernel    all heads, all contexts, all seeds: the loops over `blocks`
-    fused     the kernel on tensors: how work is cut into tasks that threads share
-    formulas  a rule's formula, which is written for tensors, for one entry after another
-    rules     one step of an optimizer rule on every head of a layer;  rule_loops: what takes loops
-    sweeps    a seed through all layers, forward, and backward with the rule: `kernel` and `rules`
-    layers    these sweeps as the `Layers` of a particle transformer
+    cost        eight units are computed at a time; what a field costs, and so which path computes it
+    lanes       a vector of eight numbers, one of each of eight units, and what is done with it
+    tiles       products of small matrices of such vectors, in registers
+    scratch     where everything lies in the memory that the loops on heads work in
+    blocks      the field of eight heads on one context, and its transpose
+    attention   all heads and contexts of a seed: the compiled kernel of this family of units
+    functions   activations of such vectors
+    perceptrons the compiled kernel of that family
+    kernels     a family's kernel by its address, as all that follows knows it, one for a dtype
+    kernel      groups of contexts and of units, and seeds: the loops that call kernels
+    fused       the same on tensors: how work is cut into tasks that threads share
+    formulas    a rule's formula, which is written for tensors, for one entry after another
+    rules       one step of an optimizer rule on every unit of a layer
+    rule_loops  what of them takes loops
+    sweeps      a seed through all layers, forward, and backward with the rule
+    layers      these sweeps as the `Layers` of a particle transformer
 
 `dispatch` stands before them all: it chooses the path by sizes alone, and imports no compiler. The
 rest is imported where it is first used, since that takes a second. From outside, tensors come in
 through `fused` and `layers`; compiled loops elsewhere, such as the march of the limit through
-depth, call `lay_out`, `seed_field` and `seed_vjp` of `kernel`. All that enters compiled code from
-Python is a `compilation.compiled_entry`, which keeps it on disk.
+depth, call `seed_field` and `seed_vjp` of `kernel`. All that enters compiled code from Python is a
+`compilation.compiled_entry`, and what it calls by address, a kernel or a rule's step, a
+`compilation.compiled_callback`: both are kept on disk. So a family or a rule costs the compilation
+of itself alone, and no loop is compiled twice for another.
 
 None of this is a second definition. The field and its transpose are those of `model.eager`, to
 which, and to autograd through the formula, tests/test_kernel_fused.py holds them. Layers and rules

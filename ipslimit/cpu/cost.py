@@ -16,3 +16,14 @@ def vector_operations(contexts: int, heads: int, tokens: int, d: int, m: int) ->
     """Vector operations of one seed's field, each on LANES heads."""
     a_token = 4 * m * d + tokens * (2 * m + 10)
     return contexts * blocks_of(heads) * tokens * a_token
+
+
+# What one entry of an activation costs, such as an exponential and a quotient.
+_ACTIVATION = 24
+
+
+def perceptron_operations(contexts: int, units: int, tokens: int, layout) -> float:
+    """As `vector_operations`, of perceptrons of a layout."""
+    d, n = layout.d, layout.n
+    matrices = 3 if "w_gate" in layout.slices else 2
+    return float(contexts * blocks_of(units) * tokens * n * (matrices * d + _ACTIVATION))

@@ -45,6 +45,11 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused or auto, or
         to fused for tensors that are not on the CPU or where numba must not compile.
     """
+    return choose_for(vector_operations(B, H, N, d, m), H, dtype, device)
+
+
+def choose_for(operations: float, H: int, dtype, device) -> str:
+    """As `choose`, by the vector operations that H units of any family take on the fused path."""
     wanted = wanted_path()
     on_cpu = torch.device(device).type == "cpu"
     if wanted == "fused" and not on_cpu:
@@ -53,11 +58,10 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         return wanted
     if not on_cpu or dtype not in EAGER_COST:
         return "eager"
-    # The fused path computes LANES heads at a time, needed or not; so it loses where the heads are
-    # few and the work large.
-    fused = vector_operations(B, H, N, d, m)
-    eager = CALLS + EAGER_COST[dtype] * fused * H / (LANES * blocks_of(H))
-    return "fused" if fused <= eager and _compiles() else "eager"
+    # The fused path computes LANES heads at a time, needed or not; so it loses where the units
+    # are few and the work large.
+    eager = CALLS + EAGER_COST[dtype] * operations * H / (LANES * blocks_of(H))
+    return "fused" if operations <= eager and _compiles() else "eager"
 
 
 def wanted_path() -> str:

@@ -1,27 +1,26 @@
-"""Field and VJP on the CPU with heads in vector registers: the fast path for small heads.
+"""Field and VJP on the CPU with units in vector registers: the fast path for small units.
 
-The same flat interface as `eager`: x (R, B, N, d), packed heads (R, P, H), weights (R, H).
-The compiled loops are in `kernel`, the vector type they are written with in `lanes`.
+The same flat interface as `eager`: x (R, B, N, d), packed units (R, P, H), weights (R, H), for
+every family that has a kernel. The compiled loops are in `kernel`.
 
-Work is cut into tasks (seed, group of contexts, group of head blocks), and the results of the
-groups are added in their order. How is decided by B, H, N, d and m alone, so that neither the
+Work is cut into tasks (seed, group of contexts, group of blocks of units), and the results of the
+groups are added in their order. How is decided by B, H, N and the layout alone, so that neither the
 number of threads nor the number of seeds computed together changes a bit of the result.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ..model.heads import BIASES, Layout
+from ..compilation import announced
+from ..model.layout import Layout
 from . import kernel as loops
-from .cost import blocks_of, vector_operations
-from .scratch import lay_out
+from .cost import blocks_of
+from .kernels import Kernel, kernel_of
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
 # 20 microseconds): enough for a large machine with one seed, not so small that calls show.
@@ -29,80 +28,71 @@ TASKS_PER_SEED = 16
 OPERATIONS_PER_TASK = 1e5
 # A thread is worth waking for this much work, over 100 microseconds.
 OPERATIONS_PER_THREAD = 4e5
-# Seconds of compilation after which the user is told what is going on.
-ANNOUNCE_AFTER = 1.0
 
-_log = logging.getLogger("ipslimit")
 _local = threading.local()
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _compiled = set()
-_announced = set()
 
 
 def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     """Gamma(x) of shape (R, B, N, d); see `eager.field`."""
+    kernel = kernel_of(layout, x.dtype)
     rows, contexts, tokens, d = x.shape
-    heads = packed.shape[-1]
-    groups, context_groups, operations = split(contexts, heads, tokens, d, layout.m)
+    groups, context_groups, operations = split(kernel, contexts, tokens, packed.shape[-1])
     out = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
     partial = out[:, None] if groups == 1 else x.new_empty((rows, groups, contexts, tokens, d))
-    arguments = (_array(x), _array(packed), _array(weights), layout.m, bias_rows(layout), causal)
+    called = (kernel.field, kernel.place)
+    arguments = (called, _array(x), _array(packed), _array(weights), causal)
     outputs = (partial.numpy(), context_groups)
-    shape = (contexts, tokens, d, layout.m)
+    size = kernel.scratch_size(contexts, tokens)
     tasks = rows * groups * context_groups
-    run_tasks(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, shape)
+    run_tasks(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, size)
     if groups > 1:
         loops.add_groups(partial.view(rows, groups, -1).numpy(), out.view(rows, -1).numpy())
     return out
 
 
-def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_heads, with_outputs=False):
+def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_outputs=False):
     """(dx, dpacked, dweights) of sum(cotangent * field); see `eager.vjp`."""
+    kernel = kernel_of(layout, x.dtype)
     rows, contexts, tokens, d = x.shape
-    heads = packed.shape[-1]
-    size = layout.size + (layout.m if with_outputs else 0)
-    groups, context_groups, operations = split(contexts, heads, tokens, d, layout.m)
+    count = packed.shape[-1]
+    size = layout.size + (layout.inner if with_outputs else 0)
+    groups, context_groups, operations = split(kernel, contexts, tokens, count)
     dx = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
-    shape = (rows, size, heads) if with_heads else (1, 0, 0)
+    shape = (rows, size, count) if with_units else (1, 0, 0)
     dpacked = torch.empty(shape, dtype=x.dtype)
     dweights = torch.empty((shape[0], shape[2]), dtype=x.dtype)
     parts = [dx[:, None], dpacked[:, None], dweights[:, None]]
     if groups > 1:
         parts[0] = x.new_empty((rows, groups, contexts, tokens, d))
-    if context_groups > 1 and with_heads:
-        parts[1] = x.new_empty((rows, context_groups, size, heads))
-        parts[2] = x.new_empty((rows, context_groups, heads))
-    arguments = (
-        _array(x),
-        _array(packed),
-        _array(weights),
-        _array(cotangent),
-        layout.m,
-        bias_rows(layout),
-        causal,
-        with_heads,
-    )
+    if context_groups > 1 and with_units:
+        parts[1] = x.new_empty((rows, context_groups, size, count))
+        parts[2] = x.new_empty((rows, context_groups, count))
+    called = (kernel.vjp, kernel.place)
+    tensors = (x, packed, weights, cotangent)
+    arguments = (called, *map(_array, tensors), causal, with_units)
     outputs = (*(part.numpy() for part in parts), context_groups)
-    shape = (contexts, tokens, d, layout.m)
+    size = kernel.scratch_size(contexts, tokens)
     tasks = rows * groups * context_groups
-    run_tasks(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, shape)
+    run_tasks(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, size)
     for total, part in zip((dx, dpacked, dweights), parts, strict=True):
         if part.shape[1] > 1:
-            count = part.shape[1]
-            loops.add_groups(part.view(rows, count, -1).numpy(), total.view(rows, -1).numpy())
-    return (dx, dpacked, dweights) if with_heads else (dx, None, None)
+            of_row = part.shape[1]
+            loops.add_groups(part.view(rows, of_row, -1).numpy(), total.view(rows, -1).numpy())
+    return (dx, dpacked, dweights) if with_units else (dx, None, None)
 
 
-def split(contexts: int, heads: int, tokens: int, d: int, m: int) -> tuple[int, int, float]:
-    """(groups of head blocks, groups of contexts, vector operations) of one seed's field.
+def split(kernel: Kernel, contexts: int, tokens: int, count: int) -> tuple[int, int, float]:
+    """(groups of blocks, groups of contexts, vector operations) of one seed's field of H = count.
 
-    Groups of heads come first: they share nothing but dx, which is smaller than the heads.
+    Groups of blocks come first: they share nothing but dx, which is smaller than the units.
     """
-    work = vector_operations(contexts, heads, tokens, d, m)
+    work = kernel.operations(contexts, tokens, count)
     tasks = min(TASKS_PER_SEED, max(1, int(work / OPERATIONS_PER_TASK)))
-    groups = min(blocks_of(heads), tasks)
-    return groups, min(contexts, tasks // groups), float(work)
+    groups = min(blocks_of(count), tasks)
+    return groups, min(contexts, tasks // groups), work
 
 
 def _array(tensor: torch.Tensor):
@@ -110,13 +100,7 @@ def _array(tensor: torch.Tensor):
     return tensor.detach().contiguous().numpy()
 
 
-def bias_rows(layout: Layout) -> tuple[int, ...]:
-    """First rows of bq, bk, bv, bo in the packed heads; -1 for one that is absent."""
-    slices = layout.slices
-    return tuple(slices[name].start if name in slices else -1 for name in BIASES)
-
-
-def run_tasks(function, arguments, outputs, tasks: int, operations: float, dtype, shape) -> None:
+def run_tasks(function, arguments, outputs, tasks: int, operations: float, dtype, size) -> None:
     """Run all tasks on as many threads as torch uses and the work is worth.
 
     Parameters
@@ -127,9 +111,9 @@ def run_tasks(function, arguments, outputs, tasks: int, operations: float, dtype
     operations : float
         Vector operations of all tasks together, as `split` counts them.
     dtype : torch.dtype
-    shape : (B, N, d, m), from which the scratch is laid out
+    size : int
+        Numbers of scratch that every thread works in.
     """
-    size = _scratch_size(*shape, dtype.itemsize)
 
     def work(first: int, last: int) -> None:
         function(_scratch(dtype, size), *arguments, *outputs, first, last)
@@ -171,28 +155,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _compile(function, dtype: torch.dtype, work) -> None:
-    """Compile for one dtype by running no task; tell the user if it takes over a second."""
-    timer = threading.Timer(ANNOUNCE_AFTER, _announce, (dtype,))
-    timer.daemon = True
-    timer.start()
-    try:
+    """Compile for one dtype by running no task."""
+    with announced(dtype):
         work(0, 0)
-    finally:
-        timer.cancel()
     _compiled.add((function, dtype))
-
-
-def _announce(dtype: torch.dtype) -> None:
-    """Once for all functions of a dtype, which are compiled one after the other."""
-    if dtype not in _announced:
-        _announced.add(dtype)
-        message = "compiling the attention kernel for %s (once, where it can be kept)"
-        _log.warning(message, dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _scratch_size(*shapes: int) -> int:
-    return lay_out.py_func(*shapes).size
 
 
 def _scratch(dtype: torch.dtype, size: int):

@@ -60,7 +60,7 @@ def splat(builder, value):
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _constant(vector, value):
+def splat_constant(vector, value):
     return ir.Constant(vector, [value] * LANES)
 
 
@@ -130,7 +130,7 @@ def load_some(typingctx, array, offset, count):
         pointer = element_address(context, builder, signature.args[0], array, offset)
         pointer = builder.bitcast(pointer, vector.as_pointer())
         align = _INDEX(signature.args[0].dtype.bitwidth // 8)
-        zero = _constant(vector, 0.0)
+        zero = splat_constant(vector, 0.0)
         return _call(
             builder,
             f"llvm.masked.load.{_suffix(vector)}.p0",
@@ -303,28 +303,41 @@ _EXP2 = {
 }
 
 
-@intrinsic
-def exp2(typingctx, value):
-    """2^t for t <= 0: within 2 ulp; 0 for t below the smallest exponent; NaN for NaN.
+def split_exp2(builder, dtype, value):
+    """(q, r, 2^n): 2^t = 2^n (1 + r q) for t <= 0; 2^n is 0 below the smallest exponent.
 
     t = n + r with n whole and |r| <= 1/2. Adding `magic` rounds t to n and leaves n plus the
     exponent's bias in the low bits of the sum, which shifted are the float 2^n itself. The sum
     and difference must not be simplified away, so no fast-math flag may ever be set here.
     """
+    vector = value.type
+    magic, lowest, shift, coefficients = _EXP2[dtype]
+    floor = splat_constant(vector, lowest)
+    # at `lowest` the exponent's field is 0, hence 2^n = 0; the order keeps NaN
+    t = builder.select(builder.fcmp_ordered(">", floor, value), floor, value)
+    shifted = builder.fadd(t, splat_constant(vector, magic))
+    rest = builder.fsub(t, builder.fsub(shifted, splat_constant(vector, magic)))
+    power = evaluate(builder, coefficients[:-1], rest)
+    integer = ir.VectorType(ir.IntType(dtype.bitwidth), LANES)
+    bits = builder.shl(builder.bitcast(shifted, integer), splat_constant(integer, shift))
+    return power, rest, builder.bitcast(bits, vector)
+
+
+def evaluate(builder, coefficients, value):
+    """A polynomial, by its coefficients from the highest power on."""
+    total = splat_constant(value.type, coefficients[0])
+    for coefficient in coefficients[1:]:
+        total = multiply_add(builder, total, value, splat_constant(value.type, coefficient))
+    return total
+
+
+@intrinsic
+def exp2(typingctx, value):
+    """2^t for t <= 0: within 2 ulp; 0 for t below the smallest exponent; NaN for NaN."""
 
     def codegen(context, builder, signature, args):
-        vector = args[0].type
-        magic, lowest, shift, coefficients = _EXP2[signature.args[0].dtype]
-        floor = _constant(vector, lowest)
-        # at `lowest` the exponent's field is 0, hence 2^n = 0; the order keeps NaN
-        t = builder.select(builder.fcmp_ordered(">", floor, args[0]), floor, args[0])
-        shifted = builder.fadd(t, _constant(vector, magic))
-        rest = builder.fsub(t, builder.fsub(shifted, _constant(vector, magic)))
-        power = _constant(vector, coefficients[0])
-        for coefficient in coefficients[1:]:
-            power = multiply_add(builder, power, rest, _constant(vector, coefficient))
-        integer = ir.VectorType(ir.IntType(signature.args[0].dtype.bitwidth), LANES)
-        bits = builder.shl(builder.bitcast(shifted, integer), _constant(integer, shift))
-        return builder.fmul(power, builder.bitcast(bits, vector))
+        power, rest, scale = split_exp2(builder, signature.args[0].dtype, args[0])
+        one = splat_constant(args[0].type, 1.0)
+        return builder.fmul(multiply_add(builder, power, rest, one), scale)
 
     return value(value), codegen

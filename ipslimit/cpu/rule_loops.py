@@ -1,10 +1,10 @@
-"""What a rule does to a layer's heads and no formula of one entry can state: loops, in place.
+"""What a rule does to a layer's units and no formula of one entry can state: loops, in place.
 
 They are compiled into the steps of `rules`, and tested against the tensors of `model.rules`, which
 define them. All take theta (P, H), the sum g (P, H) of which per_token times is the gradient, the
-means (d + m, H), and the state in its slots. g and means may be overwritten. `place` is where
-things are in theta: the head size m, the first rows of bq, bk, bv, bo (-1 for one that is absent),
-and the last row + 1 of every block (matrix or bias).
+means (d + inner, H), and the state in its slots. g and means may be overwritten. `place` is where
+things are in theta, see `places`. A rule's loop is called for every block (matrix or bias) in turn,
+with the numbers n of that block.
 """
 
 from __future__ import annotations
@@ -37,100 +37,113 @@ def input_means(x, outputs, per_token, means):
 
 
 @njit(error_model="numpy")
-def block_adamw(n, per_token, place, theta, g, means, states):
-    """One step of `BlockAdamW`, by its numbers n."""
-    _, _, ends = place
+def block_adamw(n, block, per_token, place, theta, g, means, states):
+    """One step of `BlockAdamW` on a block, by its numbers n."""
     m, v, _, _ = states
-    start = 0
-    for block in range(len(ends)):
-        length = ends[block] - start
+    start, stop = place.ends[block - 1] if block else 0, place.ends[block]
+    for h in range(theta.shape[1]):
+        v[block, h] *= n.beta2
+    share = n.rate2 / (stop - start) if n.mean != 0 else n.rate2
+    for i in range(start, stop):
         for h in range(theta.shape[1]):
-            v[block, h] *= n.beta2
-        share = n.rate2 / length if n.mean != 0 else n.rate2
-        for i in range(start, ends[block]):
-            for h in range(theta.shape[1]):
-                grad = per_token * g[i, h]
-                m[i, h] += n.rate1 * (grad - m[i, h])
-                v[block, h] += share * (grad * grad)
-        for i in range(start, ends[block]):
-            for h in range(theta.shape[1]):
-                theta[i, h] = _adam_step(theta[i, h], m[i, h], v[block, h], n)
-        start = ends[block]
+            grad = per_token * g[i, h]
+            m[i, h] += n.rate1 * (grad - m[i, h])
+            v[block, h] += share * (grad * grad)
+    for i in range(start, stop):
+        for h in range(theta.shape[1]):
+            theta[i, h] = _adam_step(theta[i, h], m[i, h], v[block, h], n)
 
 
 @njit(error_model="numpy")
-def sbo_adamw(n, per_token, place, theta, g, means, states):
-    """One step of `SBOAdamW`, by its numbers n."""
-    m, biases, ends = place
+def sbo_adamw(n, block, per_token, place, theta, g, means, states):
+    """One step of `SBOAdamW` on a block, by its numbers n: centres first, biases' shifts last."""
     first, second, centre, _ = states
-    d, heads = ends[0] // m, theta.shape[1]
-    if centre.size:
-        for i in range(centre.shape[0]):
-            for h in range(heads):
-                old, mean = centre[i, h], means[i, h]
-                centre[i, h] = mean if n.share == 1 else old + n.share * (mean - old)
-                means[i, h] = centre[i, h] - old
-        if n.transport != 0:
-            for which in range(4):
-                if biases[which] >= 0:
-                    _subtract_product(which, d, m, biases[which], first, means)
+    if block == 0:
+        _centre(n, place.maps, means, first, centre)
     c = centre if centre.size else means
-    for which in range(4):
-        if biases[which] >= 0:
-            _subtract_product(which, d, m, biases[which], g, c)
+    start, stop = place.ends[block - 1] if block else 0, place.ends[block]
+    for which in range(len(place.maps)):
+        if place.maps[which, 0] == start:
+            _subtract_product(place.maps[which], g, c)
+    kept = n.decay if start < place.matrix_rows else theta.dtype.type(1)
     # g takes the change of theta
-    for i in range(theta.shape[0]):
-        kept = n.decay if i < ends[3] else theta.dtype.type(1)
-        for h in range(heads):
+    for i in range(start, stop):
+        for h in range(theta.shape[1]):
             before = theta[i, h]
             theta[i, h], first[i, h], second[i, h] = _adamw(
                 kept * before, per_token * g[i, h], first[i, h], second[i, h], n
             )
             g[i, h] = theta[i, h] - before
-    for which in range(4):
-        if biases[which] >= 0:
-            for a in range(d):
-                for e in range(m):
-                    row, bias, centred = _at(which, a, e, d, m)
-                    for h in range(heads):
-                        theta[biases[which] + bias, h] -= g[row, h] * c[centred, h]
+    if block + 1 == len(place.ends):
+        for which in range(len(place.maps)):
+            start, rows, columns, _, bias, _ = place.maps[which]
+            for i in range(rows):
+                for j in range(columns):
+                    out, centred = _ends_of(place.maps[which], i, j)
+                    for h in range(theta.shape[1]):
+                        theta[bias + out, h] -= g[start + i * columns + j, h] * c[centred, h]
 
 
 @njit
-def _at(which, a, e, d, m):
-    """Of entry (a, e) of one of q, k, v, o: its row, that of its bias from the first, its input's.
-
-    Matrices are stored as (d, m), see `Layout`; inputs as `input_means` has them.
-    """
-    bias, centred = (a, d + e) if which == 3 else (e, a)
-    return (which * d + a) * m + e, bias, centred
+def _centre(n, maps, means, first, centre):
+    """The centre of this step from the means, and the first moments moved to it."""
+    if centre.size:
+        for i in range(centre.shape[0]):
+            for h in range(centre.shape[1]):
+                old, mean = centre[i, h], means[i, h]
+                centre[i, h] = mean if n.share == 1 else old + n.share * (mean - old)
+                means[i, h] = centre[i, h] - old
+        if n.transport != 0:
+            for which in range(len(maps)):
+                _subtract_product(maps[which], first, means)
 
 
 @njit
-def _subtract_product(which, d, m, bias, rows, c):
-    """rows of a matrix -= (rows of its bias) c^T, with `which` of q, k, v, o."""
-    for a in range(d):
-        for e in range(m):
-            row, out, centred = _at(which, a, e, d, m)
+def _ends_of(affine, i, j):
+    """Of entry (i, j) of a matrix as stored: its bias's row from the first, its input's mean."""
+    if affine[3]:
+        return i, affine[5] + j
+    return j, affine[5] + i
+
+
+@njit
+def _subtract_product(affine, rows, c):
+    """rows of a matrix -= (rows of its bias) c^T."""
+    start, first, second, _, bias, _ = affine
+    for i in range(first):
+        for j in range(second):
+            out, centred = _ends_of(affine, i, j)
             for h in range(rows.shape[1]):
-                rows[row, h] -= rows[bias + out, h] * c[centred, h]
+                rows[start + i * second + j, h] -= rows[bias + out, h] * c[centred, h]
+
+
+@njit(error_model="numpy")
+def clip(norm, per_token, g):
+    """Scale the gradient of every unit by min(1, norm / |g|); see `Clip`."""
+    size = np.empty((2, g.shape[1]), g.dtype)
+    _norms(g, 0, len(g), size)
+    for h in range(g.shape[1]):
+        factor = norm / (per_token * size[0, h] * math.sqrt(size[1, h]))
+        # a gradient of zero has no such factor, and one that is not finite must stay so
+        size[0, h] = g.dtype.type(1) if size[0, h] == 0 or factor > 1 else factor
+    for i in range(len(g)):
+        for h in range(g.shape[1]):
+            g[i, h] *= size[0, h]
 
 
 @njit(error_model="numpy")
 def balance(damping, powers, moves_means, place, theta, g, means, states):
-    """Balance the pairs (q | k) and (v | o); see `Rebalance`.
+    """Balance all symmetry pairs; see `Rebalance`.
 
     powers : how the states follow, `Rule.state_powers`
     moves_means : whether the means are those of theta, and the third state too
     """
-    m, biases, ends = place
     first, second, third, skipped = states
-    size = ends[0]
-    d = size // m
     a, b = np.empty((2, theta.shape[1]), theta.dtype), np.empty((2, theta.shape[1]), theta.dtype)
-    for pair in range(2):
-        _norms(theta, 2 * pair * size, size, a)
-        _norms(theta, (2 * pair + 1) * size, size, b)
+    for pair in range(len(place.pairs)):
+        ends = place.pairs[pair]
+        _norms(theta, ends[0], ends[1], a)
+        _norms(theta, ends[2], ends[3], b)
         for h in range(theta.shape[1]):
             ratio = b[0, h] / a[0, h] * math.sqrt(b[1, h] / a[1, h])
             c = theta.dtype.type(1)
@@ -141,44 +154,44 @@ def balance(damping, powers, moves_means, place, theta, g, means, states):
             else:
                 c = ratio ** theta.dtype.type(0.5 * damping)
             a[0, h], a[1, h] = c, 1 / c
-        for which in range(2 * pair, 2 * pair + 2):
-            # scale and its inverse
-            s, t = (a[0], a[1]) if which == 2 * pair else (a[1], a[0])
-            for part in range(2):
-                start, length = (which * size, size) if part == 0 else (biases[which], m)
-                if start >= 0 and (part == 0 or which < 3):
-                    _scale(theta, 1, s, t, ends, len(theta), start, length)
-                    _scale(g, -1, s, t, ends, len(theta), start, length)
-                    _scale(first, powers[0], s, t, ends, len(theta), start, length)
-                    _scale(second, powers[1], s, t, ends, len(theta), start, length)
-                    _scale(third, powers[2], s, t, ends, len(theta), start, length)
-        if pair == 1 and moves_means:
-            for rows in (means, third):
-                for i in range(d, rows.shape[0]):
-                    for h in range(rows.shape[1]):
-                        rows[i, h] *= a[0, h]
+        for member in place.members:
+            if member[0] == pair:
+                # scale and its inverse
+                s, t = a[member[1]], a[1 - member[1]]
+                _scale(theta, 1, s, t, len(theta), member)
+                _scale(g, -1, s, t, len(theta), member)
+                _scale(first, powers[0], s, t, len(theta), member)
+                _scale(second, powers[1], s, t, len(theta), member)
+                _scale(third, powers[2], s, t, len(theta), member)
+        if moves_means:
+            for follower in place.followers:
+                if follower[0] == pair:
+                    for rows in (means, third):
+                        for i in range(follower[2], min(follower[3], len(rows))):
+                            for h in range(rows.shape[1]):
+                                rows[i, h] *= a[follower[1], h]
 
 
 @njit(error_model="numpy")
-def _norms(theta, start, size, out):
-    """Largest entry of a matrix of every head, and its squared norm in units of that (or NaN)."""
+def _norms(theta, start, stop, out):
+    """Largest entry of rows of every unit, and their squared norm in units of that (or NaN)."""
     out[:] = 0
-    for i in range(start, start + size):
+    for i in range(start, stop):
         for h in range(theta.shape[1]):
             out[0, h] = max(out[0, h], abs(theta[i, h]))
-    for i in range(start, start + size):
+    for i in range(start, stop):
         for h in range(theta.shape[1]):
             out[1, h] += (theta[i, h] / out[0, h]) ** 2
 
 
 @njit
-def _scale(rows, power, scale, inverse, ends, size, start, length):
+def _scale(rows, power, scale, inverse, size, member):
     """What scales with a power of one block of theta: entries of it, one number of it, or none."""
     if power == 0:
         return
-    first, last = start, start + length
+    first, last = member[2], member[3]
     if len(rows) != size:  # one number for every block, or nothing at all
-        first = np.searchsorted(ends, start + length)
+        first = member[4]
         last = min(first + 1, len(rows))
     for h in range(rows.shape[1]):
         factor = rows.dtype.type(1)

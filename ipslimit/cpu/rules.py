@@ -1,4 +1,4 @@
-"""The rules as compiled steps on the heads of one layer, in place.
+"""The rules as compiled steps on the units of one family in one layer, in place.
 
 An elementwise rule is compiled from its own formula; other rules that have a compiled step have it
 in `rule_loops`. The sweeps know a step as an address and an array of numbers, so that they are
@@ -9,35 +9,36 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import njit
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from ..compilation import compiled_callback, compiled_entry
+from ..compilation import caller, compiled_callback, compiled_entry
 from ..model import rules
 from ..model.heads import Heads
-from ..model.rules import BlockAdamW, Rebalance, Rule, SBOAdamW
+from ..model.rules import BlockAdamW, Clip, Rebalance, Rule, SBOAdamW
 from ..model.rules.base import is_built_in, made_by
-from ..model.rules.elementwise import ElementwiseRule, numbers_type, rounded
+from ..model.rules.elementwise import ElementwiseRule, Numbers, numbers_type, rounded
 from ..model.rules.identity import of_class
-from . import formulas, rule_loops
+from ..model.rules.through import Through
+from ..model.units import Units
+from . import formulas, places, rule_loops
 from .formulas import for_entries
-from .fused import bias_rows
-from .rule_loops import balance, block_adamw, input_means, sbo_adamw
+from .places import Place, place_of
+from .rule_loops import balance, block_adamw, clip, input_means, sbo_adamw
 
 LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw}
 # The compiled steps know so many state tensors, and counts of pairs that were left unbalanced.
 SLOTS = 3
 # What the sweeps are compiled from, and what the steps are.
-SOURCES = (Path(__file__), Path(rule_loops.__file__), Path(formulas.__file__))
+SOURCES = tuple(
+    Path(file) for file in (__file__, *(m.__file__ for m in (rule_loops, places, formulas)))
+)
 STEP_SOURCES = (*SOURCES, *sorted(Path(rules.__file__).parent.glob("*.py")))
 _UPDATE = ElementwiseRule.update
 
@@ -49,13 +50,16 @@ class Step(NamedTuple):
     ----------
     address : int
         Of the compiled step.
-    numbers : array
-        `Rule.numbers` in their order, in the dtype of the heads.
+    numbers : array (L or 1, blocks, count)
+        `Rule.numbers` in their order, in the dtype of the units, of every layer (or of all layers
+        where they are the same) and of every matrix and bias in storage order.
     per_token : number
         What the loops' sums over contexts and tokens are multiplied with to give g.
-    place : where things are in theta, see `rule_loops`
+    place : where things are in theta, see `place_of`
     damping : number
         With which symmetry pairs are balanced before the step; 0 for not at all.
+    clip : number
+        What the norm of a unit's gradient is kept below, see `Clip`; 0 for no such thing.
     powers : tuple of int
         How the states follow, `Rule.state_powers`.
     uses_means : bool
@@ -64,62 +68,109 @@ class Step(NamedTuple):
     address: int
     numbers: np.ndarray
     per_token: np.floating
-    place: tuple
+    place: Place
     damping: np.floating
+    clip: np.floating
     powers: tuple[int, ...]
     uses_means: bool
 
 
-def is_compiled(rule: Rule, heads: Heads) -> bool:
+def is_compiled(rule: Rule, units: Units) -> bool:
     """Whether there is a compiled step that gives what the rule's `update` gives."""
-    if isinstance(rule, Rebalance):
-        return made_by(rule) is Rebalance and is_compiled(rule.rule, heads)
-    return _loop(rule) is not None and (is_built_in(rule) or _agrees(rule, heads))
+    if isinstance(rule, Through):
+        return made_by(rule) in (Rebalance, Clip) and is_compiled(rule.rule, units)
+    return _loop(rule) is not None and (is_built_in(rule) or _agrees(rule, units))
 
 
 def slots_of(rule: Rule) -> tuple[str | None, ...]:
     """Names of the states in the order in which `update` takes them, None for one that is not."""
-    slots = rule.rule.slots if isinstance(rule, Rebalance) else rule.slots
+    slots = _innermost(rule).slots
     return (*slots, *[None] * (SLOTS - len(slots)), "skipped")
 
 
 def step_of(
-    rule: Rule, heads: Heads, step: int, per_token: float, present: Collection[str]
+    rule: Rule,
+    units: Units,
+    step: int,
+    per_token: float,
+    present: Collection[str],
+    depth: float | Sequence[float] | None = None,
 ) -> Step:
     """The step number `step`, from 1, of a rule that `is_compiled`.
 
+    Parameters
+    ----------
+    rule : Rule
+    units : Units
+        Of one family, with the layout and dtype of those that are trained.
+    step : int
+    per_token : float
     present : names of the states that the rule has
+    depth : float, or floats, optional
+        s of the layer, or of each of the layers in turn, at which the rule is taken (`Rule.at`).
+        None for a rule that is already that of one layer.
     """
-    inner, damping = rule, 0.0
-    if isinstance(rule, Rebalance):
-        inner, damping = rule.rule, rule.damping if rule.is_due(step) else 0.0
+    if depth is not None:
+        several = isinstance(depth, Sequence)
+        depth = torch.tensor(depth, dtype=torch.float64) if several else depth
+        rule = rule.at(step, units.layout, depth)
+    damping = clip = 0.0
+    inner = rule
+    while isinstance(inner, Through):
+        if isinstance(inner, Clip):
+            clip = inner.norm
+        elif inner.is_due(step):
+            damping = inner.damping
+        inner = inner.rule
     numbers = inner.numbers(step)
     states = tuple(name in present for name in inner.slots)
     address = _compiled(
-        _loop(inner), tuple(numbers), states, str(heads.dtype), is_built_in(inner)
+        _loop(inner), tuple(numbers), states, str(units.dtype), is_built_in(inner)
     ).address
     powers = [inner.state_powers.get(name, 0) for name in inner.slots]
     return _step(
-        heads,
+        units,
         address,
-        rounded(numbers, heads.dtype),
+        _by_block(numbers, units),
         per_token,
         damping,
+        clip,
         (*powers, *[0] * (SLOTS - len(powers))),
         rule.uses_means,
     )
 
 
-def no_step(heads: Heads) -> Step:
+def no_step(units: Units) -> Step:
     """What stands for a step where nothing is trained."""
-    return _step(heads, 0, rounded({}, heads.dtype), 0.0, 0.0, (0,) * SLOTS, False)
+    return _step(units, 0, _by_block({}, units), 0.0, 0.0, 0.0, (0,) * SLOTS, False)
 
 
-def _step(heads, address, numbers, per_token, damping, powers, uses_means) -> Step:
-    ends = np.array([rows.stop for rows in heads.layout.slices.values()], np.int64)
-    number = numbers.dtype.type
-    place = (heads.m, bias_rows(heads.layout), ends)
-    return Step(address, numbers, number(per_token), place, number(damping), powers, uses_means)
+def _step(units, address, numbers, per_token, damping, clip, powers, uses_means) -> Step:
+    number, place = numbers.dtype.type, place_of(units.layout)
+    scalars = number(per_token), place, number(damping), number(clip)
+    return Step(address, numbers, *scalars, powers, uses_means)
+
+
+def _by_block(numbers: Numbers, units: Units) -> np.ndarray:
+    """The numbers of every layer, or of all, and every block, (L or 1, blocks, count)."""
+    layout = units.layout
+    firsts = [rows.start for rows in layout.slices.values()]
+    columns = []
+    for value in numbers.values():
+        value = torch.as_tensor(value, dtype=torch.float64)
+        if value.ndim:  # (..., P or 1, 1)
+            value = value.expand(*value.shape[:-2], layout.size, 1)[..., firsts, 0]
+        columns.append(value)
+    shape = torch.broadcast_shapes((1, len(firsts)), *(column.shape for column in columns))
+    table = torch.empty(*shape, len(columns), dtype=torch.float64)
+    for index, column in enumerate(columns):
+        table[..., index] = column
+    return rounded(table.numpy(), units.dtype)
+
+
+def _innermost(rule: Rule) -> Rule:
+    """The rule that acts, of one that acts through another."""
+    return _innermost(rule.rule) if isinstance(rule, Through) else rule
 
 
 def _loop(rule: Rule) -> Callable | None:
@@ -130,26 +181,29 @@ def _loop(rule: Rule) -> Callable | None:
     return LOOPS.get(made_by(rule))
 
 
-def _agrees(rule: ElementwiseRule, heads: Heads) -> bool:
+def _agrees(rule: ElementwiseRule, units: Units) -> bool:
     """Whether the user's formula compiles, and its numbers are those that it gives on tensors."""
     generator = torch.Generator().manual_seed(0)
-    shape, dtype = (1, heads.layout.size, 3), heads.dtype
+    layout, dtype = units.layout, units.dtype
+    shape = (1, layout.size, 3)
     theta, *gradients = (
         torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4)
     )
-    one = Heads.from_packed(theta, theta.new_ones(1, 3), heads.layout)
+    one = units.from_packed(theta, theta.new_ones(1, 3), layout)
     state = rule.init(one)
     moved, states = theta.clone(), {name: t.clone() for name, t in state.items()}
     try:
         for step, g in enumerate(gradients, start=1):
-            compiled = step_of(rule, heads, step, 1.0, state)
+            now = rule.at(step, layout, 0.5)
+            compiled = step_of(now, units, step, 1.0, state)
             arrays = tuple(
                 states[name].numpy() if name in states else np.empty((1, 0, 0), g.numpy().dtype)
                 for name in slots_of(rule)
             )
-            nothing = np.empty((1, 0, 0, heads.d), g.numpy().dtype)
+            nothing = np.empty((1, 0, 0, layout.d), g.numpy().dtype)
             update_rows(
                 compiled,
+                0,
                 moved.numpy(),
                 g.clone().numpy(),
                 nothing,
@@ -157,7 +211,7 @@ def _agrees(rule: ElementwiseRule, heads: Heads) -> bool:
                 arrays,
                 np.ones(1, bool),
             )
-            one, state = rule.update(one, state, one.with_packed(g), step)
+            one, state = now.update(one, state, one.with_packed(g), step)
     except Exception:  # whatever numba says of code that it does not know, tensors do
         return False
     tolerance = 1e3 * torch.finfo(dtype).eps
@@ -165,17 +219,18 @@ def _agrees(rule: ElementwiseRule, heads: Heads) -> bool:
     return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
 
 
-# A step as it is compiled: the numbers get their names back.
+# A step as it is compiled: block by block, where the numbers get their names back.
 STEP = """
 def {name}(numbers, per_token, place, theta, g, means, states):
-    n = Numbers({numbers})
-    {body}
+    for block in range(len(place.ends)):
+        n = Numbers({numbers})
+        {body}
 """
-ENTRIES = """zero = theta.dtype.type(0)
-    for i in range(theta.shape[0]):
-        for h in range(theta.shape[1]):
-            {new} = loop({old}, n)"""
-WHOLE = "loop(n, per_token, place, theta, g, means, states)"
+ENTRIES = """zero, start = theta.dtype.type(0), place.ends[block - 1] if block else 0
+        for i in range(start, place.ends[block]):
+            for h in range(theta.shape[1]):
+                {new} = loop({old}, n)"""
+WHOLE = "loop(n, block, per_token, place, theta, g, means, states)"
 
 
 @functools.cache
@@ -194,7 +249,7 @@ def _compiled(loop: Callable, names: tuple[str, ...], present: tuple[bool, ...],
             new=", ".join(["theta[i, h]", *taken]),
             old=", ".join(["theta[i, h]", "per_token * g[i, h]", *given]),
         )
-    listed = ", ".join(f"numbers[{i}]" for i in range(len(names)))
+    listed = ", ".join(f"numbers[block, {i}]" for i in range(len(names)))
     text = STEP.format(name="step", numbers=listed, body=body)
     # kept code is linked by name, and all of these are made here
     told = hashlib.sha256(f"{loop.__module__}.{loop.__qualname__} {names} {text}".encode())
@@ -206,48 +261,42 @@ def _compiled(loop: Callable, names: tuple[str, ...], present: tuple[bool, ...],
 
 @functools.cache
 def _signature(dtype: str):
-    """Of a compiled step, for one dtype of heads."""
+    """Of a compiled step, for one dtype of units."""
     number = numba.from_dtype(np.dtype(dtype.removeprefix("torch.")))
     array = numba.types.Array(number, 2, "C")
-    place = numba.typeof((1, (1,) * 4, np.zeros(1, np.int64)))
+    place = numba.typeof(place_of(Heads.make_layout(d=1, m=1)))
     states = numba.types.UniTuple(array, SLOTS + 1)
-    return numba.void(number[::1], number, place, array, array, array, states)
+    return numba.void(number[:, ::1], number, place, array, array, array, states)
 
 
-@intrinsic
-def _call(typing_context, address, arguments):
-    """Call the compiled step at an address."""
-
-    def generate(context, builder, signature, values):
-        types = [context.get_value_type(kind) for kind in signature.args[1]]
-        kind = ir.FunctionType(context.get_value_type(numba.void), types)
-        function = builder.inttoptr(values[0], kind.as_pointer())
-        builder.call(function, cgutils.unpack_tuple(builder, values[1]))
-        return context.get_dummy_value()
-
-    return numba.void(address, arguments), generate
+_call = caller(lambda arguments: _signature(str(arguments[0].dtype)))
 
 
 @njit
-def update(step, theta, g, means, states):
+def update(step, layer, theta, g, means, states):
     """One step on theta (P, H), given the sum g (P, H) of which step.per_token times is g.
 
     Parameters
     ----------
     step : Step
-    g, means : may be overwritten; means (d + m, H), or empty for rules that do not use them
+    layer : int
+        Which of the layers that `step_of` had the depths of; any where it had one or none.
+    g, means : may be overwritten; means (d + inner, H), or empty for rules that do not use them
     states : the rule's states by `slots_of`; an array is empty where the rule has no such state
     """
     if step.damping != 0:
         balance(step.damping, step.powers, step.uses_means, step.place, theta, g, means, states)
-    _call(step.address, (step.numbers, step.per_token, step.place, theta, g, means, states))
+    if step.clip != 0:
+        clip(step.clip, step.per_token, g)
+    numbers = step.numbers[layer if len(step.numbers) > 1 else 0]
+    _call(step.address, (numbers, step.per_token, step.place, theta, g, means, states))
 
 
 @compiled_entry(*SOURCES[1:])
-def update_rows(step, theta, g, x, outputs, states, alive):
+def update_rows(step, layer, theta, g, x, outputs, states, alive):
     """`update` for every seed that is alive; all arrays have a leading dimension of seeds.
 
-    x (R, B, N, d), outputs (R, m, H): what `input_means` takes; outputs empty if not used.
+    x (R, B, N, d), outputs (R, inner, H): what `input_means` takes; outputs empty if not used.
     """
     rows = x.shape[3] + outputs.shape[1] if step.uses_means else 0
     means = np.empty((rows, theta.shape[2]), theta.dtype)
@@ -257,5 +306,10 @@ def update_rows(step, theta, g, x, outputs, states, alive):
             if step.uses_means:
                 input_means(x[row], outputs[row], step.per_token, means)
             update(
-                step, theta[row], g[row], means, (first[row], second[row], third[row], skipped[row])
+                step,
+                layer,
+                theta[row],
+                g[row],
+                means,
+                (first[row], second[row], third[row], skipped[row]),
             )

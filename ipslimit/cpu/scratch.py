@@ -4,79 +4,60 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-import numpy as np
 from numba import njit
-from numba.extending import overload
-from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from .lanes import ONE, WIDTH
+from .lanes import WIDTH, ZERO
 
 # Scratch that one block's sums over tokens may take, and its panel of attention rows.
 SUMS_BYTES = 2**17
 PANEL_BYTES = 2**14
 
-# The parts in their order, with their sizes as products of dimensions: in vectors of WIDTH, but
-# for numbers that all heads share. N d of these fill `tokens` vectors, and d of them `token`.
-_DIMENSIONS = "one N d m 3m panel chunk tokens token".split()
+# The parts in their order, with their sizes: in vectors of WIDTH, but for numbers that all heads
+# share. N d of these fill `all_tokens` vectors, and d of them `token`.
 _PARTS = {
-    "x": "tokens",  # numbers (N, d)
-    "cotangent": "tokens",  # numbers (N, d)
-    "zero": "one",
-    "qkv": "d 3m",  # Q log2(e)/sqrt(m), K, V side by side
-    "qkv_bias": "3m",  # in the same units
-    "o": "d m",
-    "weighted_qkv": "3m d",  # in the units that take dq, dk, dv to dx
-    "weighted_o": "m d",
+    "x": "all_tokens",  # numbers (N, d)
+    "cotangent": "all_tokens",  # numbers (N, d)
+    "zero": "1",
+    "qkv": "d * 3 * m",  # Q log2(e)/sqrt(m), K, V side by side
+    "qkv_bias": "3 * m",  # in the same units
+    "o": "d * m",
+    "weighted_qkv": "3 * m * d",  # in the units that take dq, dk, dv to dx
+    "weighted_o": "m * d",
     "bo": "d",  # times the weights in the field
-    "projected": "N 3m",  # q, k, v
-    "z": "N m",
-    "dz": "N m",
-    "dprojected": "N 3m",
-    "e": "panel N",
-    "dlogits": "panel N",
+    "projected": "N * 3 * m",  # q, k, v
+    "z": "N * m",
+    "dz": "N * m",
+    "dprojected": "N * 3 * m",
+    "e": "panel * N",
+    "dlogits": "panel * N",
     "row": "panel",
-    "sums": "chunk N d",  # field or dx
-    "dqkv": "d 3m",  # from here on: sums over contexts
-    "dqkv_bias": "3m",
-    "do": "d m",
+    "sums": "chunk * N * d",  # field or dx
+    "dqkv": "d * 3 * m",  # from here on: sums over contexts
+    "dqkv_bias": "3 * m",
+    "do": "d * m",
     "outputs": "m",  # z summed over tokens
-    "dweight": "one",
+    "dweight": "1",
     "dbo": "token",  # numbers (d)
 }
-# for each part the places of its dimensions, filled up with that of "one"
-_SHAPES = np.zeros((len(_PARTS), 3), np.intp)
-for _shape, _words in zip(_SHAPES, map(str.split, _PARTS.values()), strict=True):
-    _shape[: len(_words)] = [_DIMENSIONS.index(word) for word in _words]
 
 Scratch = namedtuple("Scratch", [*_PARTS, "size", "panel", "chunk"])
 Scratch.__doc__ = """Offsets of all parts in elements, and the whole size; `panel` rows of attention
 and `chunk` contexts' sums are held at a time."""
-_COUNT, _FIELDS = len(_PARTS), len(Scratch._fields)
 
-
-@njit
-def lay_out(contexts, tokens, d, m, itemsize):
-    """The `Scratch` for these shapes."""
+# Line after line: a loop over the parts takes as long as a small field does.
+_TEXT = """
+def lay_out(contexts, N, d, m, itemsize):
+    'The `Scratch` for these shapes.'
     vector = WIDTH * itemsize
-    panel = min(tokens, max(4, PANEL_BYTES // (tokens * vector) // 4 * 4))
-    chunk = max(1, min(contexts, SUMS_BYTES // (tokens * d * vector)))
-    token, all_tokens = (d + WIDTH - 1) // WIDTH, (tokens * d + WIDTH - 1) // WIDTH
-    dimensions = (ONE, tokens, d, m, 3 * m, panel, chunk, all_tokens, token)
-    fields, offset = np.empty(_FIELDS, np.intp), 0
-    for part in range(_COUNT):
-        fields[part], size = offset, WIDTH
-        for i in range(3):
-            size *= dimensions[_SHAPES[part, i]]
-        offset += size
-    # one by one: a tuple at once takes seconds to compile
-    fields[_COUNT], fields[_COUNT + 1], fields[_COUNT + 2] = offset, panel, chunk
-    return _scratch(fields)
-
-
-def _scratch(fields):
-    return Scratch(*fields.tolist())
-
-
-@overload(_scratch)
-def _compiled_scratch(fields):
-    return lambda fields: Scratch(*to_fixed_tuple(fields, _FIELDS))
+    panel = min(N, max(4, PANEL_BYTES // (N * vector) // 4 * 4))
+    chunk = max(1, min(contexts, SUMS_BYTES // (N * d * vector)))
+    token, all_tokens = (d + WIDTH - 1) // WIDTH, (N * d + WIDTH - 1) // WIDTH
+    size = ZERO
+    {offsets}
+    return Scratch({names}, size, panel, chunk)
+"""
+_OFFSETS = [f"{part} = size; size += WIDTH * ({vectors})" for part, vectors in _PARTS.items()]
+_SPACE = {"Scratch": Scratch, "WIDTH": WIDTH, "ZERO": ZERO}
+_SPACE |= {"PANEL_BYTES": PANEL_BYTES, "SUMS_BYTES": SUMS_BYTES, "__name__": __name__}
+exec(_TEXT.format(offsets="\n    ".join(_OFFSETS), names=", ".join(_PARTS)), _SPACE)
+lay_out = njit(_SPACE["lay_out"])

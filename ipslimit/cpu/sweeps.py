@@ -6,26 +6,16 @@ import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
-from .kernel import lay_out, seed_field, seed_vjp
+from .kernel import combine, seed_field, seed_vjp
 from .rule_loops import input_means
 from .rules import SOURCES, update
 
 
-@njit
-def add_scaled(out, base, scale):
-    """out = base + scale * out, for (B, N, d)."""
-    for b in range(out.shape[0]):
-        for i in range(out.shape[1]):
-            for a in range(out.shape[2]):
-                out[b, i, a] = base[b, i, a] + scale * out[b, i, a]
-
-
 @compiled_entry()
 def residual_rows(base, branch, scale, out):
-    """out = base + scale * branch for every seed, rounded as `add_scaled` rounds."""
+    """out = base + scale * branch for every seed, rounded as in the sweeps."""
     for row in range(out.shape[0]):
-        out[row] = branch[row]
-        add_scaled(out[row], base[row], scale)
+        combine(out[row], base[row], scale, branch[row])
 
 
 @njit
@@ -39,31 +29,28 @@ def is_finite(values):
 
 
 @compiled_entry()
-def forward_rows(s, packed, weights, m, biases, causal, scale, groups, x, first, last):
+def forward_rows(s, kernel, packed, weights, causal, scale, groups, x, first, last):
     """Fill x (L+1, R, B, N, d) from x[0], for seeds first .. last - 1.
 
-    packed (L, R, P, H), weights (L, R, H).
+    kernel : (address of the field, place); packed (L, R, P, H), weights (L, R, H)
     """
-    at = lay_out(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
     for row in range(first, last):
         for r in range(packed.shape[0]):
             out = x[r + 1, row]
-            seed_field(
-                s, at, m, x[r, row], packed[r, row], weights[r, row], out, groups, biases, causal
-            )
-            add_scaled(out, x[r, row], scale)
+            seed_field(s, kernel, x[r, row], packed[r, row], weights[r, row], out, groups, causal)
+            combine(out, x[r, row], scale, out)
 
 
 @compiled_entry(*SOURCES)
 def backward_rows(
     s,
+    kernel,
     packed,
     weights,
-    m,
-    biases,
     causal,
     scale,
     groups,
+    inner,
     x,
     training,
     step,
@@ -75,15 +62,15 @@ def backward_rows(
 ):
     """Fill p from its last entry and, in training, update every layer as soon as it is passed.
 
+    kernel : (address of the transpose, place); inner : numbers of a unit's inner inputs together.
     p is (L+1, R, B, N, d), or (2, R, B, N, d) used in turns, with p_r in p[r % 2]. A seed that is
     not alive, or whose costate is no longer finite (which `alive` then tells), keeps its heads.
     """
     layers, _, size, heads = packed.shape
-    at = lay_out(x.shape[2], x.shape[3], x.shape[4], m, x.itemsize)
     with_means = training and step.uses_means
-    sums = np.empty((size + m if with_means else size, heads), x.dtype)
+    sums = np.empty((size + inner if with_means else size, heads), x.dtype)
     dpacked, outputs = sums[:size], sums[size:]
-    means = np.empty((x.shape[4] + m if with_means else 0, heads), x.dtype)
+    means = np.empty((x.shape[4] + inner if with_means else 0, heads), x.dtype)
     first_state, second_state, third_state, skipped = states
     dweights = np.empty(heads, x.dtype)
     slots = p.shape[0]
@@ -92,8 +79,7 @@ def backward_rows(
             cotangent, out = p[(r + 1) % slots, row], p[r % slots, row]
             seed_vjp(
                 s,
-                at,
-                m,
+                kernel,
                 x[r, row],
                 packed[r, row],
                 weights[r, row],
@@ -102,7 +88,6 @@ def backward_rows(
                 sums,
                 dweights,
                 groups,
-                biases,
                 causal,
                 training,
             )
@@ -113,6 +98,7 @@ def backward_rows(
                         input_means(x[r, row], outputs, step.per_token, means)
                     update(
                         step,
+                        r,
                         packed[r, row],
                         dpacked,
                         means,
@@ -123,4 +109,4 @@ def backward_rows(
                             skipped[r, row],
                         ),
                     )
-            add_scaled(out, cotangent, scale)
+            combine(out, cotangent, scale, out)

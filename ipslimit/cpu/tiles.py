@@ -24,7 +24,7 @@ from .lanes import LANES, WIDTH, element_address, multiply_add, splat
 
 
 @contextlib.contextmanager
-def _rolled_loop(builder, count):
+def rolled_loop(builder, count):
     """A loop over 0 .. count - 1 (count >= 1) that LLVM does not unroll: most are short."""
     module = builder.module
     disable = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
@@ -115,7 +115,7 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
     )
     if contiguous == "inner":
         left_inner = LANES
-    with _rolled_loop(builder, inner) as k:
+    with rolled_loop(builder, inner) as k:
         lefts, rights = [], []
         for i in range(rows):
             at = address(left, (i, left_row), (k, left_inner))

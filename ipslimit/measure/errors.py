@@ -15,7 +15,7 @@ largest. That is what `fit_rates` reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -35,9 +35,10 @@ class Limit(Protocol):
     def p(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
     def probe_x(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
     def probe_p(self, k: int, s: torch.Tensor) -> torch.Tensor: ...
-    def heads(self, k: int, s: torch.Tensor): ...
+    def units(self, k: int, s: torch.Tensor) -> dict: ...
 
     quadrature_gaps: dict[tuple[str, int], torch.Tensor]
+    unit_numbers: dict[str, int]
 
 
 def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
@@ -69,8 +70,8 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
-    for step, square, weights in _head_distances(whole, None, limit):
-        key = _key(whole, step, "theta", "bias", "train")
+    for step, variable, square, weights in _unit_distances(whole, None, limit):
+        key = _key(whole, step, variable, "bias", "train")
         rows += _norms(key, (0,), square[:, :, None], weights[:, :, None])
     return rows
 
@@ -158,11 +159,11 @@ def error_table(
             for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
                 key = _key(run, step, variable, term, where)
                 rows += _rows(key, "rms", run.seeds, mean_square(value)[:, peak].sqrt())
-    for step, square, weights in _head_distances(run, whole, None):
-        key = _key(run, step, "theta", "fluctuation", "train")
+    for step, variable, square, weights in _unit_distances(run, whole, None):
+        key = _key(run, step, variable, "fluctuation", "train")
         rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
-    for step, square, weights in _head_distances(run, None, limit):
-        key = _key(run, step, "theta", "total", "train")
+    for step, variable, square, weights in _unit_distances(run, None, limit):
+        key = _key(run, step, variable, "total", "train")
         rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
     return rows
 
@@ -234,13 +235,14 @@ def _require_rule_of_limit(name: str, run: ParticleRun, limit: Limit) -> None:
 
 
 def _require_nodes_of_limit(whole: ParticleRun, limit: Limit) -> None:
-    theirs = getattr(limit, "nodes", 0)
-    for heads in whole.heads.values():
-        if theirs and heads.count != theirs:
-            raise ValueError(
-                f"whole must hold the limit's {theirs} heads in every layer; got {heads.count}. "
-                f"Train it with nodes={theirs}, nodes_seed={limit.nodes_seed}."
-            )
+    for family, theirs in getattr(limit, "unit_numbers", {}).items():
+        for units in whole.units.values():
+            ours, noun = units[family].count, units[family].noun
+            if ours != theirs:
+                raise ValueError(
+                    f"whole must hold the limit's {theirs} {noun} in every layer; got {ours}. "
+                    f"Train it with nodes={limit.nodes}, nodes_seed={limit.nodes_seed}."
+                )
 
 
 def _attribute(variable: str, where: str) -> str:
@@ -265,35 +267,49 @@ def _biases(whole: ParticleRun, limit: Limit) -> Iterator[tuple[int, str, str, t
             )
 
 
-def _head_distances(run: ParticleRun, whole: ParticleRun | None, limit: Limit | None):
-    """(step, |theta - reference|^2 (seeds, L, K), weights (seeds, L, K)) per recorded step.
+def theta_names(families: Iterable[str]) -> dict[str, str]:
+    """What the parameters of every family are called as a variable: theta where there is but one.
 
-    The reference is the limit at s = r/L, or the whole-law run, head of the same atom. Seed by
-    seed: differences of all heads at once would be the largest tensors of a cell.
+    Of several they are theta_attention and theta_perceptron: their sizes have nothing in common.
     """
-    if run.atoms is None and not math.isinf(run.head_count):
-        return
-    for step, heads in run.heads.items():
-        if whole is not None:
-            reference = whole.heads[step].packed[0]  # (L, P, M)
-        else:
-            depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
-            reference = limit.heads(step, depths).packed
-        squares = []
-        for seed, packed in enumerate(heads.packed):
-            same = reference
-            if run.atoms is not None:
-                index = run.atoms[seed].to(reference.device)[:, None, :]
-                same = reference.gather(2, index.expand(-1, reference.shape[1], -1))
-            squares.append((packed - same).square().sum(-2))
-        yield step, torch.stack(squares), heads.weights
+    families = tuple(families)
+    return {name: f"theta_{name}" if len(families) > 1 else "theta" for name in families}
+
+
+def _unit_distances(run: ParticleRun, whole: ParticleRun | None, limit: Limit | None):
+    """(step, variable, |theta - reference|^2 (seeds, L, K), weights (seeds, L, K)) of every family.
+
+    The reference is the limit at s = r/L, or the whole-law run, unit of the same atom. Seed by
+    seed: differences of all units at once would be the largest tensors of a cell.
+    """
+    depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
+    for family, variable in theta_names(run.unit_numbers).items():
+        atoms = run.unit_atoms.get(family)
+        if atoms is None and not math.isinf(run.unit_numbers[family]):
+            continue
+        for step, units in run.units.items():
+            if whole is not None:
+                reference = whole.units[step][family].packed[0]  # (L, P, M)
+            else:
+                reference = limit.units(step, depths)[family].packed
+            squares = []
+            for seed, packed in enumerate(units[family].packed):
+                same = reference
+                if atoms is not None:
+                    index = atoms[seed].to(reference.device)[:, None, :]
+                    same = reference.gather(2, index.expand(-1, reference.shape[1], -1))
+                squares.append((packed - same).square().sum(-2))
+            yield step, variable, torch.stack(squares), units[family].weights
 
 
 def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: str) -> Row:
     key: Row = {"step": step, "variable": variable}
     if term is not None:
         key["term"] = term
-    return key | {"set": where, "L": run.depth, "H": float(run.head_count)}
+    key |= {"set": where, "L": run.depth, "H": float(run.head_count)}
+    if len(set(run.unit_numbers.values())) > 1:
+        key |= {f"H_{family}": float(number) for family, number in run.unit_numbers.items()}
+    return key
 
 
 def _norms(key: Row, seeds, square: torch.Tensor, weights: torch.Tensor | None = None) -> list[Row]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ..model.draws import layer_depths
 from ..model.particles import train_from
 from ..model.problem import Problem
 from ..model.rules import Rule
@@ -29,6 +30,8 @@ STEP = 0.1
 # it is called not linear. Then measured / predicted lies within as much of 1 (triangle inequality);
 # a departure of next order, even in the noise, moves it by half the square of this.
 LINEAR_TOLERANCE = 0.1
+
+Noise = dict[str, torch.Tensor]  # of the weights, by family
 
 
 @dataclasses.dataclass
@@ -76,21 +79,26 @@ def is_linear(nonlinearity: float) -> bool:
 def train_weights(
     problem: Problem,
     rule: Rule,
-    weights: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
     record: Sequence[int],
     device: object,
     **options,
 ) -> ParticleRun:
-    """The model with all atoms in every layer, at weights (runs, L, M) of any kind.
+    """The model with all atoms in every layer, at weights of any kind: by family (runs, L, M).
 
     At weights n / H that is the particle model with n draws of each atom, at those of the law the
     whole-law model. Trains to the last step of `record`; `options` are those of `train_from`.
     """
-    law = problem.law.heads.to(problem.dtype)
-    weights = weights.to(law.weights).transpose(0, 1)
-    packed = law.packed.expand(*weights.shape[:2], *law.packed.shape)
-    start = Units.from_packed(packed, weights, law.layout)
-    depth, count = weights.shape[:2]
+    families = {}
+    for name, law in problem.block.laws.items():
+        atoms, own = law.heads.to(problem.dtype), weights[name].transpose(0, 1)
+        depth, count = own.shape[:2]
+        packed = atoms.packed.expand(depth, *atoms.packed.shape)
+        layers = Units.from_packed(packed, atoms.weights.expand(depth, -1), law.layout)
+        packed = law.along(layers, layer_depths(depth)).packed.unsqueeze(1)
+        packed = packed.expand(depth, count, *packed.shape[2:])
+        families[name] = Units.from_packed(packed, own.to(atoms.weights), law.layout)
+    start = problem.block.branch(families)
     run = empty_run(depth, None, range(count), max(record), problem, device)
     return train_from(start, problem, rule, max(record), record, run, device=device, **options)
 
@@ -126,7 +134,8 @@ def predict_fluctuation(
     not taken: rare large responses that one side misses, such as flips of near-sign steps, show on
     the other. Costs three runs with all M atoms in every layer, whatever H, and one of one seed.
     """
-    if run.counts is None or not problem.law.exact:
+    laws = problem.block.laws
+    if not problem.block.exact or set(run.unit_counts) != set(laws):
         raise ValueError(
             "run must come from a law with atoms (its draws are the noise); got a run without "
             "counts. Use ipslimit.Atoms."
@@ -134,32 +143,41 @@ def predict_fluctuation(
     require_same_rule("rule", rule_text(rule), "run", run.rule)
     names = ("x", "p", "probe_x", "probe_p")
     recorded = tuple(run.x)
-    law = problem.law.heads.to(problem.dtype)
-    noise = run.counts.double() / run.head_count - problem.law.heads.weights.double().cpu()
+    weights_of = {name: law.heads.weights.to(problem.dtype) for name, law in laws.items()}
+    noise = {
+        name: counts.double() / run.unit_numbers[name] - laws[name].heads.weights.double().cpu()
+        for name, counts in run.unit_counts.items()
+    }
 
-    def perturbed(noise: torch.Tensor) -> ParticleRun:
-        weights = law.weights + noise.to(law.weights)  # (seeds, L, M)
+    def each(change: Callable, *noises: Noise) -> Noise:
+        return {name: change(*(noise[name] for noise in noises)) for name in laws}
+
+    def perturbed(noise: Noise) -> ParticleRun:
+        weights = {name: w + noise[name].to(w) for name, w in weights_of.items()}  # (seeds, L, M)
         options = {"residual_exponent": run.residual_exponent, "record_heads": False}
         return train_weights(problem, rule, weights, recorded, device, **options)
 
-    def respond(noise: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
+    def respond(noise: Noise) -> dict[tuple[str, int], torch.Tensor]:
         """The linear part, and the response to the mirrored noise."""
-        pair = perturbed(torch.cat([STEP * noise, -STEP * noise]))
+        pair = perturbed(each(lambda z: torch.cat([STEP * z, -STEP * z]), noise))
+        count = len(next(iter(noise.values())))
         linear = {
-            (name, step): (t[: len(noise)] - t[len(noise) :]) / (2 * STEP)
+            (name, step): (t[:count] - t[count:]) / (2 * STEP)
             for name in names
             for step, t in getattr(pair, name).items()
         }
         del pair  # before the next one needs the room
-        mirrored = perturbed(-noise)
+        mirrored = perturbed(each(torch.neg, noise))
         return {
             key: torch.stack([t, getattr(mirrored, key[0])[key[1]] - exact[key]])
             for key, t in linear.items()
         }
 
-    undisturbed = perturbed(torch.zeros_like(noise[:1]))
+    undisturbed = perturbed(each(lambda z: torch.zeros_like(z[:1]), noise))
     exact = {(name, step): t for name in names for step, t in getattr(undisturbed, name).items()}
-    parts = [respond(part) for part in noise.split(seeds_together or len(noise))]
+    together = seeds_together or len(run.seeds)
+    starts = range(0, len(run.seeds), together)
+    parts = [respond(each(lambda z, i=i: z[i : i + together], noise)) for i in starts]
     answer, nonlinearity = {name: {} for name in names}, {}
     for name, step in exact:
         linear, mirrored = torch.cat([part.pop((name, step)) for part in parts], dim=1)

@@ -189,16 +189,16 @@ class _Block:
         r, b, h, n = self.sizes
         weighted = self.o.view(r, h, *self.o.shape[1:]) * weights[..., None, None]
         z = self._side_by_side(self.z)
-        out = _product(z, weighted.mT.reshape(r, z.shape[-1], -1))
+        out = product(z, weighted.mT.reshape(r, z.shape[-1], -1))
         if self.bo is not None:
-            out += _product(weights.unsqueeze(1), self.bo.view(r, h, -1))
+            out += product(weights.unsqueeze(1), self.bo.view(r, h, -1))
         return out.view(r, b, n, -1)
 
     def pull_back(self, c: torch.Tensor) -> torch.Tensor:
         """(r, b N, 3 h m), the cotangents of q, k, v per unit weight; z too, unless it is there."""
         r, b, h, n = self.sizes
         m = self.layout.m
-        dz = self._matrices_of(_product(self._for_each_head(c), self.o))
+        dz = self._matrices_of(product(self._for_each_head(c), self.o))
         dqkv = dz.new_empty(3, *dz.shape)
         dq, dk, dv = dqkv
         known = self.z is not None
@@ -222,7 +222,7 @@ class _Block:
         """sum_h w_h (Q^T dq + K^T dk + V^T dv), (r, b, N, d)."""
         r, b, h, n = self.sizes
         weighted = self.w.view(r, h, *self.w.shape[1:]) * weights[..., None, None]
-        out = _product(dqkv, weighted.mT.reshape(r, dqkv.shape[-1], -1))
+        out = product(dqkv, weighted.mT.reshape(r, dqkv.shape[-1], -1))
         return out.view(r, b, n, -1)
 
     def add_head_derivatives(self, x, c, dqkv, dpacked, dweights) -> None:
@@ -232,7 +232,7 @@ class _Block:
         slices = self.layout.slices
         dw = (x.reshape(r, b * n, d).mT @ dqkv).view(r, d, h, 3, m)
         dw[..., 0, :] *= self.scale
-        do = _product(c.reshape(r, b * n, d).mT, self._side_by_side(self.z)).view(r, d, h, m)
+        do = product(c.reshape(r, b * n, d).mT, self._side_by_side(self.z)).view(r, d, h, m)
         into = dpacked[:, : 4 * d * m].view(r, 4, d, m, h)
         into[:, :3] += dw.permute(0, 3, 1, 4, 2)
         into[:, 3] += do.transpose(2, 3)
@@ -253,7 +253,7 @@ class _Block:
 # One column, of tokens or heads of size 1, is summed in another order where there is one matrix.
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The products a b of many matrices, of bits that do not depend on how many."""
     a, b = a.contiguous(), b.contiguous()  # nor on views being transposed
     if b.shape[-1] > 1:
@@ -262,7 +262,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _bmm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """As `_product`, into `out`."""
+    """As `product`, into `out`."""
     if len(a) > 1 or b.shape[-1] > 1:
         torch.bmm(a, b, out=out)
     else:

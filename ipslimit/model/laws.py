@@ -17,7 +17,8 @@ import numpy as np
 import scipy
 import torch
 
-from ..checks import require_bool, require_finite, require_int, require_real, require_room, shown
+from ..checks import require_bool, require_finite, require_int, require_room, shown
+from .entries import TruncatedNormalEntries, XavierEntries
 from .heads import Heads
 from .layout import Layout
 from .units import Units
@@ -53,9 +54,14 @@ class Law(abc.ABC):
                 f"{self.units.__name__} as fields; got no {missing[0]}. Add {missing[0]}: int."
             )
         sizes = {name: require_int(name, getattr(self, name)) for name in names}
-        parts = (*self.units.optional, *(self.units.biases if biases else ()))
+        parts = (*self.optional, *(self.units.biases if biases else ()))
         options = {name: getattr(self, name) for name in self.units.options if hasattr(self, name)}
         return self.units.make_layout(parts, options, **sizes)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Those of its units' optional matrices that they have: all of them by default."""
+        return self.units.optional
 
     @abc.abstractmethod
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
@@ -64,6 +70,22 @@ class Law(abc.ABC):
     @abc.abstractmethod
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:
         """The whole law as weighted atoms: n quadrature nodes, independent for other seeds."""
+
+    def along(self, units: Units, s: torch.Tensor) -> Units:
+        """The law at depths s, as a map of its units; by default it is the same at all depths.
+
+        Parameters
+        ----------
+        units : Units with leading dimension (S,)
+            Draws for layers r at s = r / L, or nodes.
+        s : tensor (S,), float64, in [0, 1]
+
+        Returns
+        -------
+        Units of the same layout and weights: theta <- T_s(theta), continuous in s for the limit to
+        exist. Heads that start equal must stay equal.
+        """
+        return units
 
     def check_nodes(self, n: object, seed: object) -> None:
         """Refuse bad arguments of `nodes`."""
@@ -324,7 +346,7 @@ class SampledLaw(Law):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class XavierUniform(SampledLaw):
+class XavierUniform(XavierEntries, SampledLaw):
     """Entries uniform in +-gain sqrt(6 / (d + m))."""
 
     d: int
@@ -336,22 +358,9 @@ class XavierUniform(SampledLaw):
     biases: bool = False
     """Whether heads have biases bq, bk, bv and bo, which start at zero."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.gain = require_real("gain", self.gain, 0.0, include_low=False)
-        self.bound = require_real(
-            "gain * sqrt(6 / (d + m))",
-            self.gain * math.sqrt(6.0 / (self.d + self.m)),
-            0.0,
-            include_low=False,
-        )
-
-    def quantile(self, u: np.ndarray) -> np.ndarray:
-        return (2.0 * u - 1.0) * self.bound
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class TruncatedNormal(SampledLaw):
+class TruncatedNormal(TruncatedNormalEntries, SampledLaw):
     """Entries normal with standard deviation `std` before truncation to [-bound, bound]."""
 
     d: int
@@ -364,21 +373,6 @@ class TruncatedNormal(SampledLaw):
     """Entries beyond +-bound do not occur."""
     biases: bool = False
     """Whether heads have biases bq, bk, bv and bo, which start at zero."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.std = require_real("std", self.std, 0.0, include_low=False)
-        self.bound = require_real("bound", self.bound, 0.0, include_low=False)
-
-    def quantile(self, u: np.ndarray) -> np.ndarray:
-        # odd about u = 1/2
-        scale = math.sqrt(2.0) * self.std
-        if self.bound <= 1e-8 * scale:  # uniform to rounding, and the quantiles would underflow
-            return (2.0 * u - 1.0) * self.bound
-        entries = scale * scipy.special.erfinv(
-            (2.0 * u - 1.0) * scipy.special.erf(self.bound / scale)
-        )
-        return np.clip(entries, -self.bound, self.bound)
 
 
 # By the names that a command line has for them.

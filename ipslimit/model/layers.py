@@ -1,7 +1,7 @@
 """Forward and backward through the layers, with the update of each layer on the way back.
 
 `Layers` goes layer by layer, asking the units themselves, on any device. Where the units' compiled
-kernel is chosen and the rule has a compiled form, `CompiledLayers` takes whole sweeps of a seed
+kernels are chosen and the rule has a compiled form, `CompiledLayers` takes whole sweeps of a seed
 into one compiled loop. Which one runs depends on the sizes and the rule alone. With a process
 group, either goes layer by layer through the units of one process, and adds up over the processes
 (`sharded`).
@@ -13,9 +13,9 @@ import dataclasses
 
 import torch
 
-from .rules import Rule, State, input_means
+from .branch import Branch, States
+from .rules import Rule
 from .sharded import add_up
-from .units import Units
 
 
 @dataclasses.dataclass
@@ -24,8 +24,9 @@ class Training:
 
     Attributes
     ----------
-    rule, state, step
-        The rule, its state with leading dimensions (L, seeds), and the step, counted from 1.
+    rule, states, step
+        The rule, its states by family with leading dimensions (L, seeds), and the step, counted
+        from 1.
     per_token : float
         1 / (B N): the gradient g is this times the kernel's sum over contexts and tokens.
     alive : tensor (seeds,) of bool
@@ -33,35 +34,52 @@ class Training:
     """
 
     rule: Rule
-    state: State
+    states: States
     step: int
     per_token: float
     alive: torch.Tensor
 
 
 class Layers:
-    """Through heads (L, seeds), layer by layer.
+    """Through a branch with leading dimensions (L, seeds), layer by layer.
+
+    A sequential layer is one Euler step for each of its families, so that there are hidden states
+    in between: a layer takes `stages` slots of x and p.
 
     Parameters
     ----------
-    heads : Heads, or other units, with leading dimensions (L, seeds), updated in place
+    branch : Branch with leading dimensions (L, seeds), updated in place; (1, seeds) where `tied`
     causal : bool
     scale : float
         Of the residual branches, 1/L for the limit to exist.
     cost : dict
         "field" and "vjp" are counted in it, one a layer.
     group : process group, optional
-        `heads` are those of this process; all processes of the group must make the same calls.
+        `branch` holds the units of this process; all processes of the group must make the same
+        calls.
+    tied : int, optional
+        L of layers that are all the same ones, which are updated once, by the mean over layers of
+        their gradients, when the costate has passed them all.
     """
 
-    def __init__(self, heads: Units, causal: bool, scale: float, cost: dict[str, int], group=None):
-        self.heads, self.causal, self.scale, self.cost = heads, causal, scale, cost
-        self.group = group
-        self.depth, self.seeds = heads.lead
+    def __init__(
+        self,
+        branch: Branch,
+        causal: bool,
+        scale: float,
+        cost: dict[str, int],
+        group=None,
+        tied: int | None = None,
+    ):
+        self.branch, self.causal, self.scale, self.cost = branch, causal, scale, cost
+        self.group, self.tied = group, tied is not None
+        self.depth, self.seeds = branch.lead
+        self.depth = tied or self.depth
+        self.stages = len(branch.stages)
 
     def forward(self, contexts: torch.Tensor) -> torch.Tensor:
-        """All hidden states, (L+1, seeds, B, N, d), from contexts (B, N, d)."""
-        x = contexts.new_empty(self.depth + 1, self.seeds, *contexts.shape)
+        """All hidden states, (L stages + 1, seeds, B, N, d), from contexts (B, N, d)."""
+        x = contexts.new_empty(self.depth * self.stages + 1, self.seeds, *contexts.shape)
         x[0] = contexts
         self._forward(x)
         self.cost["field"] += self.depth
@@ -70,34 +88,53 @@ class Layers:
     def backward(
         self, x: torch.Tensor, p_end: torch.Tensor, keep: bool, training: Training | None = None
     ) -> torch.Tensor:
-        """Costates (L+1, seeds, B, N, d); p_0 alone, (1, ...), if not `keep`."""
+        """Costates, as many as hidden states; p_0 alone, (1, ...), if not `keep`."""
         slots = len(x) if keep else 2
         p = x.new_empty(slots, *x.shape[1:])
-        p[self.depth % slots] = p_end
+        p[(len(x) - 1) % slots] = p_end
         self._backward(x, p, training)
         self.cost["vjp"] += self.depth
         return p if keep else p[:1]
 
+    def _layer(self, r: int) -> Branch:
+        return self.branch[0 if self.tied else r]
+
     def _forward(self, x: torch.Tensor) -> None:
         """x_{r+1} = x_r + Gamma(x_r; nu_r) / L, from x_0 on."""
-        for r, layer in enumerate(self.heads):
-            self._residual(x[r], self._add_up(layer.field(x[r], self.causal)), x[r + 1])
+        for r in range(self.depth):
+            for i, stage in enumerate(self._layer(r).stages, start=r * self.stages):
+                self._residual(x[i], self._add_up(stage.field(x[i], self.causal)), x[i + 1])
 
     def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
         """p_r = p_{r+1} + (dGamma/dx)^T p_{r+1} / L, and each layer's update on the way."""
         slots = len(p)  # all of them, or two in turn
-        asked = {
-            "with_units": training is not None,
-            "with_outputs": training is not None and training.rule.uses_means,
-        }
+        with_means = training is not None and training.rule.uses_means
+        totals: list[dict[str, torch.Tensor]] = [{}, {}]  # of tied layers
         for r in range(self.depth - 1, -1, -1):
-            cotangent = p[(r + 1) % slots]
-            dx, gradient, *outputs = self.heads[r].vjp(x[r], cotangent, self.causal, **asked)
-            dx = self._add_up(dx)
-            if training is not None:
-                training.alive &= self._finite(cotangent)
-                self._update(r, training, x[r], gradient, *outputs)
-            self._residual(cotangent, dx, p[r % slots])
+            sums: dict[str, torch.Tensor] = {}
+            means: dict[str, torch.Tensor] = {}
+            for j, stage in reversed(list(enumerate(self._layer(r).stages))):
+                i = r * self.stages + j
+                cotangent = p[(i + 1) % slots]
+                dx, *found = self._pull(stage, x[i], cotangent, training is not None, with_means)
+                for into, part in zip((sums, means), found, strict=True):
+                    into.update(part or {})
+                if training is not None:
+                    training.alive &= self._finite(cotangent)
+                self._residual(cotangent, self._add_up(dx), p[i % slots])
+            if training is not None and self.tied:
+                for total, part in zip(totals, (sums, means), strict=True):
+                    for name, t in part.items():
+                        total[name] = total.get(name, 0.0) + t / self.depth
+            elif training is not None:
+                self._update(r, training, sums, means if with_means else None)
+        if training is not None and self.tied:
+            sums, means = totals
+            self._update(0, training, sums, means if with_means else None)
+
+    def _pull(self, stage: Branch, x, cotangent, with_units: bool, with_means: bool) -> tuple:
+        """`Branch.vjp` of one stage."""
+        return stage.vjp(x, cotangent, self.causal, with_units, with_means)
 
     def _add_up(self, part: torch.Tensor) -> torch.Tensor:
         return part if self.group is None else add_up(part, self.group)
@@ -112,23 +149,25 @@ class Layers:
         self,
         r: int,
         training: Training,
-        x: torch.Tensor,
-        dheads: Units,
-        outputs: torch.Tensor | None = None,
+        sums: dict[str, torch.Tensor],
+        means: dict[str, torch.Tensor] | None,
     ) -> None:
         """theta, state <- U(theta, state, g) of layer r, for the seeds that are alive."""
-        gradient = dheads.with_packed(dheads.packed * training.per_token)
-        means = () if outputs is None else (input_means(x, outputs, training.per_token),)
-        layer = self.heads[r]
-        old = {name: t[r] for name, t in training.state.items()}
-        # a copy of the dict, which a rule may fill anew and return
-        new_layer, new = training.rule.update(layer, dict(old), gradient, training.step, *means)
+        layer = self.branch[r]
+        gradients = {name: t * training.per_token for name, t in sums.items()}
+        old = {
+            name: {key: t[r] for key, t in state.items()} for name, state in training.states.items()
+        }
+        depth = None if self.tied else r / self.depth
+        moved, new = layer.updated(training.rule, old, gradients, training.step, means, depth)
         alive = slice(None) if training.alive.all() else training.alive
-        # what a rule keeps of the heads or of another state must not be overwritten on the way
-        targets = [layer.packed, *old.values()]
-        values = [_apart(t, targets) for t in (new_layer.packed, *(new[name] for name in old))]
-        for target, value in zip(targets, values, strict=True):
-            target[alive] = value[alive]
+        for name, units in layer.families.items():
+            # what a rule keeps of the units or of another state must not be overwritten on the way
+            targets = [units.packed, *old[name].values()]
+            given = moved.families[name].packed, *(new[name][key] for key in old[name])
+            values = [_apart(t, targets) for t in given]
+            for target, value in zip(targets, values, strict=True):
+                target[alive] = value[alive]
 
 
 def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:

@@ -99,6 +99,11 @@ class Layout:
         """Numbers of a unit's inner inputs together, which `vjp` sums up with_outputs."""
         return sum(rows.stop - rows.start for rows in self.inner_rows.values())
 
+    @property
+    def mean_rows(self) -> int:
+        """Rows of the mean inputs: those of the tokens, then the inner ones."""
+        return self.d + self.inner
+
     @cached_property
     def maps(self) -> tuple[Map, ...]:
         """The affine maps with a bias."""

@@ -10,12 +10,14 @@ and applies that layer's update at once, so gradients of more than one layer nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
 import torch
 
-from ..checks import require_int, require_real, require_room, resolve_device, shown
+from ..checks import require_bool, require_int, require_real, resolve_device, shown
+from .branch import Branch, States
+from .draws import drawn_layers, require_layers_room, whole_layers
 from .layers import Layers, Training
 from .problem import Problem
 from .rules import Rule
@@ -23,11 +25,13 @@ from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
 from .rules.trial import require_rule
 from .runs import ParticleRun, empty_run, repeated
-from .sharded import require_group, shard
+from .sharded import require_group
 from .units import Units
+from .warm import by_seed, going_on
 
-# Counts of heads must be exact as float64 weights n / H.
-MOST_HEADS = 2**53
+# Called after every step k with (k, run); True stops the run there.
+Callback = Callable[[int, ParticleRun], object]
+
 # Of one call; more can be named by their indices in another.
 MOST_SEEDS = 2**24
 
@@ -36,7 +40,7 @@ def train_particles(
     problem: Problem,
     rule: Rule,
     depth: int,
-    heads: int | None,
+    heads: int | Mapping[str, int] | None,
     steps: int,
     seeds: int | Iterable[int] = 1,
     root_seed: int = 0,
@@ -47,8 +51,11 @@ def train_particles(
     nodes: int = 1024,
     nodes_seed: int = 0,
     group: object = None,
+    start: ParticleRun | None = None,
+    keep_state: bool = False,
+    callback: Callback | None = None,
 ) -> ParticleRun:
-    """Train L-layer, H-head transformers, all seeds at once, by full-batch steps of `rule`.
+    """Train L-layer, H-head transformers, all seeds at once, by steps of `rule`.
 
     Parameters
     ----------
@@ -58,13 +65,15 @@ def train_particles(
         is tried on random heads first and refused if it is not what `Rule` describes.
     depth : int
         L.
-    heads : int or None
-        H, heads per layer, drawn i.i.d. from `problem.law`. None is H = infinity: every layer
-        holds the whole law; nothing is random then, and all seeds share one computed answer.
+    heads : int, dict or None
+        H, heads per layer, drawn i.i.d. from `problem.law`; for a `Block` of every family, or a
+        dict such as {"attention": 16, "perceptron": 64}. None is H = infinity: every layer holds
+        the whole law; nothing is random then, and all seeds share one computed answer.
     steps : int >= 0
     seeds : int n (seeds 0..n-1) or a sequence of seed indices
     root_seed : int >= 0
-        The draws of a seed depend on (root_seed, L, H, seed index) alone.
+        The draws of a seed depend on (root_seed, L, H, seed index) alone; those of perceptrons on
+        their own H.
     record : steps at which x, p and heads are kept
         The last step by default.
     residual_exponent : float
@@ -75,7 +84,18 @@ def train_particles(
     group : torch.distributed process group, optional
         Share the heads of every layer out to its processes, which all make this same call. Each
         gets the whole x, p and loss (the same bits in all of them, those of a single process up to
-        rounding), and keeps in `heads` and `atoms` only its own share.
+        rounding), and keeps in `units` and `unit_atoms` only its own share.
+    start : ParticleRun, optional
+        A run of the same arguments to go on from, trained with keep_state: from its units and
+        state at its last step, on to step `steps`, with the batches, schedule and bias corrections
+        of these steps. The same bits as one run in one go.
+    keep_state : bool
+        Keep the rule's state after the last step in `states`; it is as large as the units, or twice
+        as large.
+    callback : callable (k, run), optional
+        Called at every step k with the run so far (its loss up to k, and what is recorded). If it
+        returns True, the run stops there, before the update of step k; with keep_state it can be
+        gone on from.
 
     Returns
     -------
@@ -93,9 +113,9 @@ def train_particles(
     is exact (see `Atoms`).
     """
     require_problem(problem, rule)
+    block = problem.block
     depth = require_int("depth", depth)
-    if heads is not None:
-        heads = require_int("heads", heads, 1, MOST_HEADS)
+    numbers = None if heads is None else block.numbers(heads)
     steps = require_int("steps", steps, 0)
     seeds = _seed_indices(seeds)
     root_seed = require_int("root_seed", root_seed, 0)
@@ -103,78 +123,57 @@ def train_particles(
     residual_exponent = require_real("residual_exponent", residual_exponent, 0.0, 10.0)
     require_int("nodes", nodes)
     require_int("nodes_seed", nodes_seed, 0)
-    problem.law.check_nodes(nodes, nodes_seed)
+    block.check_nodes(nodes, nodes_seed)
     device = resolve_device(device)
-    stored = problem.law.stored(nodes if heads is None else heads)
-    _require_room(problem, depth, stored, len(seeds), steps, device)
-    require_rule(rule, problem.law.layout, problem.dtype, device, steps)
+    stored = numbers or dict.fromkeys(block.laws, nodes)
+    require_layers_room(problem, depth, stored, seeds, steps, device)
+    rule.require_rates([law.layout for law in block.laws.values()])
+    for law in block.laws.values():
+        require_rule(rule, law.layout, problem.dtype, device, steps)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable as callback(k, run); got {shown(callback)}.")
+    options = _Options(residual_exponent, group, True, require_bool("keep_state", keep_state))
+    options = dataclasses.replace(options, callback=callback)
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
-        same = {"rule": rule_text(rule), "depth": depth, "heads": heads, "steps": steps}
+        same = {"rule": rule_text(rule), "depth": depth, "heads": numbers, "steps": steps}
         same |= {"seeds": seeds, "root_seed": root_seed, "record": record, "nodes": nodes}
         same |= {"residual_exponent": residual_exponent, "nodes_seed": nodes_seed}
-        same |= {"law": type(problem.law).__name__}
+        same |= {"law": [type(law).__name__ for law in block.laws.values()]}
         same |= {"contexts": (*problem.contexts.shape, float(problem.contexts.sum()))}
         share = require_group(group, same)
 
-    counts = atoms = None
-    if heads is None:
-        whole = problem.law.whole(nodes, nodes_seed, problem.dtype)
-        if share is not None:
-            own = shard(whole.count, *share)
-            whole = whole.map(lambda t: t[..., own])
-        # a copy, also where depth is 1: training must not reach the law itself
-        start = whole.map(lambda t: t.expand(depth, 1, *t.shape).clone())
+    distinct = seeds if numbers is not None else seeds[:1]
+    run = empty_run(depth, numbers, distinct, steps, problem, device)
+    run.root_seed, run.residual_exponent, run.rule = root_seed, residual_exponent, rule_text(rule)
+    states, first = None, 0
+    if start is not None:
+        run, branch, states = going_on(start, run, problem, steps, record)
+        first = start.last
+    elif numbers is None:
+        branch = whole_layers(problem, depth, nodes, nodes_seed, share)
     else:
-        start, counts, atoms = _drawn(problem, depth, heads, seeds, root_seed, share)
-    distinct = seeds if heads is not None else seeds[:1]
-    run = empty_run(depth, heads, distinct, steps, problem, device)
-    run.root_seed, run.counts, run.atoms = root_seed, counts, atoms
-    own = start.map(lambda t: t.to(device).contiguous())
-    del start  # or there would be a second copy of all heads
-    _train(own, problem, rule, steps, record, run, residual_exponent, group)
-    return run if heads is not None else repeated(run, seeds)
+        branch = drawn_layers(problem, run, numbers, share)
+    own = branch.map(lambda t: t.to(device).contiguous())
+    del branch  # or there would be a second copy of all units
+    _train(own, problem, rule, steps, record, run, options, states, first)
+    return run if numbers is not None else repeated(run, seeds)
 
 
-def _require_room(
-    problem: Problem, depth: int, stored: int, seeds: int, steps: int, device: torch.device
-) -> None:
-    """Refuse sizes whose heads, or whose hidden states and losses, no memory could hold."""
-    names = "depth, heads and seeds"
-    require_room(names, depth * seeds * stored * problem.law.layout.size, problem.dtype)
-    if device.type == "cpu":
-        tokens = (depth + 1) * problem.contexts.numel()
-        require_room("depth, steps and seeds", seeds * (tokens + steps), problem.dtype)
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """How a run is trained, see `train_particles`."""
 
-
-def _drawn(
-    problem: Problem, depth: int, heads: int, seeds: Sequence[int], root_seed: int, share
-) -> tuple[Units, torch.Tensor | None, torch.Tensor | None]:
-    """Heads (L, seeds) drawn from the law, or a process's share of them; counts and atoms.
-
-    One seed after the other, so that no more than one draw exists beside the heads.
-    """
-    start, counts, atoms = None, [], []
-    for i, seed in enumerate(seeds):
-        rng = draw_generator(root_seed, depth, heads, seed)
-        draw = problem.law.drawn(heads, depth, rng, problem.dtype)
-        if share is not None:
-            draw = draw.share(shard(draw.packed.shape[-1], *share))
-        if start is None:
-            shape = (depth, len(seeds))
-            empty = (t.new_empty(*shape, *t.shape[1:]) for t in (draw.packed, draw.weights))
-            start = Units.from_packed(*empty, problem.law.layout)
-        start.packed[:, i], start.weights[:, i] = draw.packed, draw.weights
-        counts.append(draw.counts)
-        atoms.append(draw.atoms)
-    if counts[0] is None:
-        return start, None, None
-    return start, torch.stack(counts), torch.stack(atoms)
+    residual_exponent: float = 1.0
+    group: object = None
+    record_units: bool = True
+    keep_state: bool = False
+    callback: Callback | None = None
 
 
 def train_from(
-    start: Units,
+    start: Units | Branch,
     problem: Problem,
     rule: Rule,
     steps: int,
@@ -184,54 +183,100 @@ def train_from(
     device: object = "cpu",
     record_heads: bool = True,
 ) -> ParticleRun:
-    """Train from given heads with leading dimensions (L, seeds), filling `run`."""
-    require_rule(rule, start.layout, start.dtype, device, steps)
+    """Train from given units with leading dimensions (L, seeds), filling `run`."""
+    if isinstance(start, Units):
+        start = problem.block.branch({next(iter(problem.block.laws)): start})
+    rule.require_rates([units.layout for units in start.families.values()])
+    for units in start.families.values():
+        require_rule(rule, units.layout, units.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
-    return _train(own, problem, rule, steps, record, run, residual_exponent, None, record_heads)
+    options = _Options(residual_exponent, None, record_heads)
+    return _train(own, problem, rule, steps, record, run, options)
 
 
 def _train(
-    heads: Units,
+    branch: Branch,
     problem: Problem,
     rule: Rule,
     steps: int,
     record: Sequence[int],
     run: ParticleRun,
-    residual_exponent: float,
-    group: object,
-    record_heads: bool = True,
+    options: _Options,
+    states: States | None = None,
+    first: int = 0,
 ) -> ParticleRun:
-    """Train these very heads, filling `run`; with a process group, those of this process."""
-    device = heads.device
-    run.residual_exponent, run.rule = residual_exponent, rule_text(rule)
-    state = {name: t.contiguous() for name, t in rule.init(heads).items()}
-    if not is_built_in(rule):  # they may be the heads themselves, one tensor twice, or the rule's
-        state = {name: t.clone() for name, t in state.items()}
-    scale = float(heads.lead[0]) ** -residual_exponent
-    layers = make_layers(heads, problem.causal, scale, run.cost, rule, problem.B, problem.N, group)
-    contexts, targets = problem.contexts.to(device), problem.targets.to(device)
+    """Train these very units, filling `run`; with a process group, those of this process.
+
+    From step `first` on, where `states` are those of the rule.
+    """
+    device = branch.device
+    run.residual_exponent, run.rule = options.residual_exponent, rule_text(rule)
+    if states is None:
+        states = _own_states(branch.init(rule), rule)
+    scale, sizes = float(run.depth) ** -run.residual_exponent, (problem.B, problem.N)
+    tied = run.depth if problem.tied else None
+    given = branch, problem.causal, scale, run.cost, rule, *sizes
+    layers = make_layers(*given, options.group, tied)
     per_token = 1.0 / (problem.B * problem.N)
-    for step in range(steps + 1):
-        keep, last = step in record, step == steps
-        if keep and record_heads:
-            run.heads[step] = heads.map(lambda t: t.transpose(0, 1).clone())
+    for step in range(first, steps + 1):
+        keep, run.last = step in record, step
+        contexts, targets = problem.data(step, device)
+        if problem.batch is not None:
+            run.batches[step] = problem.chosen(step)
+        if keep and options.record_units:
+            run.units[step] = _recorded(branch, run.depth)
         if keep and problem.probes:
             _record_probes(layers, problem, run, step, device)
         x = layers.forward(contexts)
         run.loss[:, step], p_end = problem.loss_and_costate(x[-1], targets)
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
+        _look_at_sizes(branch, x, run)
+        run.stopped = options.callback is not None and options.callback(step, run) is True
+        last = step == steps or run.stopped
         if last and not keep:
             break
         # every layer's update is made where the costate passes it
-        training = None if last else Training(rule, state, step + 1, per_token, ~run.diverged)
+        training = None if last else Training(rule, states, step + 1, per_token, ~run.diverged)
         p = layers.backward(x, p_end, keep, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
         run.flag(step, _finite(p[0]))
         if keep:
-            run.x[step], run.p[step] = x.transpose(0, 1), p.transpose(0, 1)
+            at_layers = slice(None, None, layers.stages)
+            run.x[step], run.p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
         del x, p  # before the next step makes its own
-    run.notes = rule.notes(state)
+        if last:
+            break
+    if options.keep_state:
+        run.units.setdefault(run.last, _recorded(branch, run.depth))
+        run.states = {
+            family: {name: by_seed(t, run.depth) for name, t in state.items()}
+            for family, state in states.items()
+        }
+    notes = [note for state in states.values() for note in rule.notes(state)]
+    norm = branch.norm and branch.norm.warning(run.least_size)
+    run.notes = list(dict.fromkeys([*notes, *([norm] if norm else [])]))
     return run
+
+
+def _own_states(states: States, rule: Rule) -> States:
+    """States that a rule has made, as tensors that may be written to."""
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        # those of a user's rule may be the units themselves, one tensor twice, or the rule's
+        return t.contiguous() if is_built_in(rule) else t.contiguous().clone()
+
+    return {f: {name: own(t) for name, t in state.items()} for f, state in states.items()}
+
+
+def _recorded(branch: Branch, depth: int) -> dict[str, Units]:
+    return {n: u.map(lambda t: by_seed(t, depth)) for n, u in branch.families.items()}
+
+
+def _look_at_sizes(branch: Branch, x: torch.Tensor, run: ParticleRun) -> None:
+    """Note the least size of a token in front of the norm."""
+    if branch.norm is not None:
+        least = float(branch.norm.sizes(x[:-1]).nan_to_num(torch.inf).min())
+        run.least_size = min(run.least_size, least)
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
@@ -244,12 +289,8 @@ def _record_probes(layers: Layers, problem: Problem, run: ParticleRun, step: int
     x = layers.forward(contexts)
     run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
     p = layers.backward(x, p_end, keep=True)
-    run.probe_x[step], run.probe_p[step] = x.transpose(0, 1), p.transpose(0, 1)
-
-
-def draw_generator(root_seed: int, depth: int, heads: int, seed: int) -> np.random.Generator:
-    """The random generator of one run's draws: a function of these four numbers alone."""
-    return np.random.default_rng(np.random.SeedSequence((root_seed, depth, heads, seed)))
+    at_layers = slice(None, None, layers.stages)
+    run.probe_x[step], run.probe_p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
 
 
 def require_problem(problem: object, rule: object) -> None:
@@ -302,7 +343,7 @@ def _is_sequence(value: object) -> bool:
 
 
 def make_layers(
-    heads: Units,
+    branch: Branch,
     causal: bool,
     scale: float,
     cost: dict[str, int],
@@ -310,15 +351,18 @@ def make_layers(
     contexts: int,
     tokens: int,
     group=None,
+    tied: int | None = None,
 ) -> Layers:
-    """The passes for these sizes (heads per layer, contexts and tokens) and this rule.
+    """The passes for these sizes (units per layer, contexts and tokens) and this rule.
 
-    With a process group, `heads` are those of this process.
+    With a process group, `branch` holds the units of this process.
     """
-    if not heads.is_compiled(contexts, tokens):
-        return Layers(heads, causal, scale, cost, group)
+    arguments = branch, causal, scale, cost, group, tied
+    if tied is not None or not branch.is_compiled(contexts, tokens):
+        return Layers(*arguments)
     from ..cpu.layers import CompiledLayers  # numba takes a second to import
     from ..cpu.rules import is_compiled
 
-    kind = CompiledLayers if is_compiled(rule, heads) else Layers
-    return kind(heads, causal, scale, cost, group)
+    alone = branch.norm is None and len(branch.families) == 1
+    compiled = alone and all(is_compiled(rule, units) for units in branch.families.values())
+    return (CompiledLayers if compiled else Layers)(*arguments)

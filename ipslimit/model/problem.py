@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from ..checks import require_bool, require_tensor, shown
+from ..checks import require_bool, require_int, require_tensor, shown
+from .blocks import Block
 from .laws import Law
 from .losses import MeanPooledSquaredError
 
@@ -16,11 +18,11 @@ class Problem:
 
     Parameters
     ----------
-    contexts : tensor, shape (B, N, d)
-        Training contexts X(0); full batch, so every step sees all of them.
-    targets : tensor, shape (B, d)
-        Or whatever the loss expects, with first dimension B.
-    law : Atoms, XavierUniform or TruncatedNormal, or one's own `Law`
+    contexts : tensor, shape (n, N, d)
+        Training contexts X(0).
+    targets : tensor, shape (n, d)
+        Or whatever the loss expects, with first dimension n.
+    law : Atoms, XavierUniform or TruncatedNormal, or one's own `Law`; or a `Block`
         Initial law of the heads (or other units) of every layer.
     causal : bool
         Token i attends to tokens j <= i only.
@@ -30,10 +32,20 @@ class Problem:
     loss : callable, optional
         `loss(x, y) -> (..., B)` with x (..., B, N, d), of differentiable torch operations, each
         context by itself; `MeanPooledSquaredError()` by default, see `ipslimit.losses`.
+    batch : int, optional
+        Contexts that a step sees, drawn without replacement from (batch_seed, k) alone, so that
+        particles and limit see the same; by default all of them.
+    batch_seed : int >= 0
+    tied : bool
+        One draw of the units for all layers, which are trained as one: the rate is then
+        L^-1 + H^-1/2.
 
     Attributes
     ----------
     B, N, d : int
+        B is the number of contexts that a step sees.
+    block : Block
+        The law, as the block that it is or makes.
 
     Raises
     ------
@@ -46,14 +58,18 @@ class Problem:
         self,
         contexts: torch.Tensor,
         targets: torch.Tensor,
-        law: Law,
+        law: Law | Block,
         causal: bool = False,
         probes: tuple[torch.Tensor, torch.Tensor] | None = None,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        *,
+        batch: int | None = None,
+        batch_seed: int = 0,
+        tied: bool = False,
     ):
-        if not isinstance(law, Law):
+        if not isinstance(law, (Law, Block)):
             raise TypeError(
-                f"law must be an initial law of heads; got {type(law).__name__}. Use "
+                f"law must be an initial law of heads, or a Block; got {type(law).__name__}. Use "
                 "ipslimit.Atoms(heads), XavierUniform(d, m) or TruncatedNormal(d, m, std, bound)."
             )
         if loss is None:
@@ -65,6 +81,7 @@ class Problem:
                 "must be called first; see ipslimit.losses."
             )
         self.law, self.causal, self.loss = law, require_bool("causal", causal), loss
+        self.block, self.tied = Block.of(law), require_bool("tied", tied)
         self.contexts, self.targets = self._checked("contexts", contexts, targets)
         self.probes = None
         if probes is not None:
@@ -86,13 +103,34 @@ class Problem:
                     f"probes must have the dtype of contexts ({self.contexts.dtype}); got "
                     f"{self.probes[0].dtype}. Convert them with .to(contexts.dtype)."
                 )
+        count = len(self.contexts)
+        if batch is not None and require_int("batch", batch) > count:
+            raise ValueError(
+                f"batch must be at most the number of contexts, {count}; got {batch}. Give more "
+                "contexts: a batch is drawn without replacement."
+            )
+        self.batch, self.batch_seed = batch, require_int("batch_seed", batch_seed, 0)
+        if self.tied:
+            for kind in (type(own) for own in self.block.laws.values()):
+                if kind.along is not Law.along:
+                    raise ValueError(
+                        f"tied must be False with {kind.__name__}, which depends on depth; got "
+                        "True. Tied layers are all the same one."
+                    )
 
     def _checked(self, name: str, contexts, targets) -> tuple[torch.Tensor, torch.Tensor]:
         contexts = require_tensor(name, contexts, finite=True).detach().clone()
-        if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.law.layout.d:
+        if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.block.d:
             raise ValueError(
-                f"{name} must have shape (B, N, d) with B, N >= 1 and d={self.law.layout.d} as in "
+                f"{name} must have shape (B, N, d) with B, N >= 1 and d={self.block.d} as in "
                 f"{self.law!r}; got {tuple(contexts.shape)}. A single context needs x[None]."
+            )
+        norm = self.block.norm
+        if norm is not None and not (norm.sizes(contexts) > 0).all():
+            what = "zero" if norm.kind == "rms" else "constant over its components"
+            raise ValueError(
+                f"{name} must have no token that is {what}, for norm={norm.kind!r}; got one, which "
+                "has no direction. Leave it out, or use norm=None."
             )
         try:
             targets = self._checked_targets(contexts, targets)
@@ -180,9 +218,26 @@ class Problem:
             )
         return value.detach()
 
+    def chosen(self, k: int) -> torch.Tensor:
+        """Indices (B,) of the contexts of batch k, which make the update from k to k + 1."""
+        count = len(self.contexts)
+        if self.batch is None:
+            return torch.arange(count)
+        rng = np.random.default_rng(np.random.SeedSequence((self.batch_seed, k)))
+        return torch.from_numpy(rng.permutation(count)[: self.batch])
+
+    def data(self, k: int, device: object) -> tuple[torch.Tensor, torch.Tensor]:
+        """Contexts (B, N, d) and targets of batch k."""
+        both = self.contexts, self.targets
+        if self.batch is not None:
+            chosen = self.chosen(k)
+            both = (t[chosen.to(t.device)] for t in both)
+        contexts, targets = (t.to(device) for t in both)
+        return contexts, targets
+
     @property
     def B(self) -> int:
-        return self.contexts.shape[0]
+        return len(self.contexts) if self.batch is None else self.batch
 
     @property
     def N(self) -> int:
@@ -213,9 +268,10 @@ class Problem:
 
     def __repr__(self) -> str:
         probes = f", {self.probes[0].shape[0]} probes" if self.probes else ""
+        of = "" if self.batch is None else f" of {len(self.contexts)}"
         return (
-            f"Problem(B={self.B}, N={self.N}, d={self.d}, {self.law!r}, causal={self.causal}"
-            f"{probes}, {self.loss!r})"
+            f"Problem(B={self.B}{of}, N={self.N}, d={self.d}, {self.law!r}, causal={self.causal}"
+            f"{', tied' if self.tied else ''}{probes}, {self.loss!r})"
         )
 
 

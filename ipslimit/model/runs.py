@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from .problem import Problem
 from .units import Units
 
-# What a run holds one of for every seed, whatever the law.
-PER_SEED = tuple("loss diverged diverged_at x p probe_x probe_p probe_loss heads".split())
+# What a run holds one of for every seed, whatever the law; and of its draws, where it has any.
+PER_SEED = tuple("loss diverged diverged_at x p probe_x probe_p probe_loss units states".split())
+DRAWS = ("unit_counts", "unit_atoms")
 
 
 @dataclasses.dataclass
@@ -21,17 +22,27 @@ class ParticleRun:
     Attributes
     ----------
     x, p : dict step -> tensor (seeds, L+1, B, N, d)
-        Hidden states and costates (scaled by N, O(1)) on the training contexts.
+        Hidden states and costates (scaled by N, O(1)) on the training contexts; with minibatches on
+        those of batch k, `batches[k]`.
     probe_x, probe_p : dict step -> tensor (seeds, L+1, B', N, d)
         The same on the probe contexts; empty without probes.
     loss : tensor (seeds, steps+1)
-        J before each step and after the last.
+        J before each step and after the last, of step k on batch k.
     probe_loss : dict step -> tensor (seeds,)
-    heads : dict step -> Heads, or units of another family, with leading dimensions (seeds, L)
-    counts : tensor (seeds, L, M) of int64, or None
-        Draws of each atom; None for laws without atoms and for the whole law.
-    atoms : tensor (seeds, L, K) of int64, or None
-        Which atom each stored head started from.
+    units : dict step -> dict family -> Units, with leading dimensions (seeds, L)
+    unit_counts : dict family -> tensor (seeds, L, M) of int64
+        Draws of each atom; without an entry for laws without atoms and for the whole law.
+    unit_atoms : dict family -> tensor (seeds, L, K) of int64
+        Which atom each stored unit started from.
+    unit_numbers : dict family -> number
+        H of every family; inf for the whole law.
+    heads, counts, atoms
+        The same of a run that has one family: `heads` step -> Heads (or its other units); counts
+        and atoms None where there are none.
+    states : dict family -> dict name -> tensor (seeds, L, ...)
+        The rule's state after the last step, with keep_state alone: what `start` goes on from.
+    batches : dict step -> tensor (B,) of int64
+        Which contexts batch k is of; empty where every step sees all of them.
     diverged : tensor (seeds,) of bool
         Seeds whose hidden states, costates or loss became NaN or infinite. From then on their
         heads are frozen, and what they give is recorded as it comes, non-finite. (A probe that
@@ -39,20 +50,25 @@ class ParticleRun:
     diverged_at : tensor (seeds,) of int64
         The training step at which that was seen; -1 where it was not.
     status : str
-        "ok", or "n of m seeds diverged".
+        "ok", or "n of m seeds diverged"; and where a callback stopped it, "stopped at step k".
     notes : list of str
-        What the rule has to say of the run, such as symmetry pairs that could not be balanced.
+        What the rule has to say of the run, such as symmetry pairs that could not be balanced, and
+        the norm of tokens that come near to zero.
+    least_size : float
+        Least size of a token in front of the norm that any seed has seen; inf without a norm.
+    last : int
+        The step that was reached.
     cost : dict
         "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
     depth, head_count, seeds, root_seed, residual_exponent
-        Of the run; head_count is inf for the whole law.
+        Of the run; head_count is H, that of the first family where they differ.
     rule : str
         Which rule trained it, as a text (`rules.identity.rule_text`): its class and its fields, or
         "no identity: " and why there is none. Empty where that is not known.
     """
 
     depth: int
-    head_count: float
+    unit_numbers: dict[str, float]
     seeds: tuple[int, ...]
     root_seed: int
     loss: torch.Tensor
@@ -60,21 +76,55 @@ class ParticleRun:
     diverged_at: torch.Tensor
     residual_exponent: float = 1.0
     rule: str = ""
-    counts: torch.Tensor | None = None
-    atoms: torch.Tensor | None = None
+    unit_counts: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    unit_atoms: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    heads: dict[int, Units] = dataclasses.field(default_factory=dict)
+    units: dict[int, dict[str, Units]] = dataclasses.field(default_factory=dict)
+    states: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
+    batches: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    least_size: float = float("inf")
+    last: int = 0
+    stopped: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
     cost: dict[str, int] = dataclasses.field(default_factory=lambda: {"field": 0, "vjp": 0})
 
     @property
     def status(self) -> str:
         count = int(self.diverged.sum())
-        return f"{count} of {len(self.seeds)} seeds diverged" if count else "ok"
+        found = [f"{count} of {len(self.seeds)} seeds diverged"] if count else []
+        found += [f"stopped at step {self.last}"] if self.stopped else []
+        return ", ".join(found) or "ok"
+
+    @property
+    def head_count(self) -> float:
+        return next(iter(self.unit_numbers.values()))
+
+    @property
+    def heads(self) -> dict[int, Units]:
+        return {step: units[self._family] for step, units in self.units.items()}
+
+    @property
+    def counts(self) -> torch.Tensor | None:
+        return self.unit_counts.get(self._family)
+
+    @property
+    def atoms(self) -> torch.Tensor | None:
+        return self.unit_atoms.get(self._family)
+
+    @property
+    def _family(self) -> str:
+        """The family of a run that has but one."""
+        if len(self.unit_numbers) > 1:
+            names = ", ".join(self.unit_numbers)
+            raise AttributeError(
+                f"heads, counts and atoms are of a run with one family; this one has {names}. Use "
+                "units[k], unit_counts and unit_atoms."
+            )
+        return next(iter(self.unit_numbers))
 
     def flag(self, step: int, finite: torch.Tensor) -> None:
         """Mark the seeds that are not finite at this step, unless they were not before."""
@@ -84,13 +134,21 @@ class ParticleRun:
 
 
 def empty_run(
-    depth: int, heads: float | None, seeds: Iterable[int], steps: int, problem: Problem, device
+    depth: int,
+    heads: float | Mapping[str, float] | None,
+    seeds: Iterable[int],
+    steps: int,
+    problem: Problem,
+    device,
 ) -> ParticleRun:
-    """A run with nothing in it yet, for `train_from` to fill."""
+    """A run with nothing in it yet, for `train_from` to fill; `heads` None is the whole law."""
     seeds = tuple(seeds)
+    if not isinstance(heads, Mapping):
+        number = float("inf") if heads is None else heads
+        heads = dict.fromkeys(problem.block.laws, number)
     return ParticleRun(
         depth=depth,
-        head_count=float("inf") if heads is None else heads,
+        unit_numbers=dict(heads),
         seeds=seeds,
         root_seed=0,
         loss=torch.full((len(seeds), steps + 1), torch.nan, dtype=problem.dtype, device=device),
@@ -105,20 +163,19 @@ def joined(parts: Sequence[ParticleRun]) -> ParticleRun:
         return parts[0]
 
     def join(values: list):
-        if values[0] is None:
-            return None
         if isinstance(values[0], dict):
-            return {step: join([value[step] for value in values]) for step in values[0]}
+            return {key: join([value[key] for value in values]) for key in values[0]}
         if isinstance(values[0], Units):
             packed = torch.cat([value.packed for value in values])
             weights = torch.cat([value.weights for value in values])
             return Units.from_packed(packed, weights, values[0].layout)
         return torch.cat(values)
 
-    names = (*PER_SEED, "counts", "atoms")
+    names = (*PER_SEED, *DRAWS)
     fields = {name: join([getattr(part, name) for part in parts]) for name in names}
     fields["seeds"] = tuple(seed for part in parts for seed in part.seeds)
     fields["cost"] = {name: sum(part.cost[name] for part in parts) for name in parts[0].cost}
+    fields["least_size"] = min(part.least_size for part in parts)
     fields["notes"] = list(dict.fromkeys(note for part in parts for note in part.notes))
     return dataclasses.replace(parts[0], **fields)
 
@@ -136,7 +193,7 @@ def first_seed(run: ParticleRun) -> ParticleRun:
 def _with_seeds(run: ParticleRun, seeds: tuple[int, ...], change: Callable) -> ParticleRun:
     def changed(value):
         if isinstance(value, dict):
-            return {step: changed(item) for step, item in value.items()}
+            return {key: changed(item) for key, item in value.items()}
         return value.map(change) if isinstance(value, Units) else change(value)
 
     values = {name: changed(getattr(run, name)) for name in PER_SEED}

@@ -71,17 +71,22 @@ def pair_ratios(heads: Units) -> torch.Tensor:
     Not finite, or zero, where a norm is. Scaling by a power of two scales them exactly.
     """
 
-    def size(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest entry, and the norm in units of it: squares neither over- nor underflow."""
-        rows = heads.packed[..., heads.layout.slices[name], :]
-        largest = rows.abs().amax(dim=-2)
-        return largest, (rows / largest.unsqueeze(-2)).square().sum(dim=-2)
-
     ratios = []
     for (a, *_), (b, *_) in heads.layout.pairs:
-        (largest_a, square_a), (largest_b, square_b) = size(a), size(b)
+        (largest_a, square_a), (largest_b, square_b) = (
+            scaled_norm(heads.packed[..., heads.layout.slices[name], :]) for name in (a, b)
+        )
         ratios.append(largest_b / largest_a * (square_b / square_a).sqrt())
     return torch.stack(ratios, dim=-2)
+
+
+def scaled_norm(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest entry of rows (..., n, H), and their squared norm in units of it, (..., H).
+
+    So squares neither over- nor underflow. NaN where all are zero.
+    """
+    largest = rows.abs().amax(dim=-2)
+    return largest, (rows / largest.unsqueeze(-2)).square().sum(dim=-2)
 
 
 def balancing_factors(heads: Units, damping: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from .adamw import AdamW, BlockAdamW
 from .base import Rule, State, input_means
+from .clip import Clip
 from .elementwise import ElementwiseRule
+from .learning_rate import LearningRate, by_depth, warmup_cosine
 from .lion import Lion
 from .muon import Muon
 from .rebalance import Rebalance
@@ -24,12 +26,16 @@ __all__ = [
     "SGD",
     "AdamW",
     "BlockAdamW",
+    "Clip",
     "ElementwiseRule",
+    "LearningRate",
     "Lion",
     "Muon",
     "Rebalance",
     "Rule",
     "SBOAdamW",
     "State",
+    "by_depth",
     "input_means",
+    "warmup_cosine",
 ]

@@ -11,7 +11,8 @@ from ...checks import require_betas, require_bool, require_real
 from ..heads import Heads, Layout
 from .arithmetic import lerp, sqrt, where
 from .base import State
-from .elementwise import ElementwiseRule, named
+from .elementwise import ElementwiseRule, Numbers, named
+from .learning_rate import require_number, require_rate
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -30,7 +31,7 @@ class AdamW(ElementwiseRule):
     """
 
     lr: float = 1e-3
-    """Step size, > 0."""
+    """Step size, > 0; or a schedule, or by matrix: see `LearningRate`."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and of the second moment, each in [0, 1)."""
     eps: float = 1e-8
@@ -42,16 +43,17 @@ class AdamW(ElementwiseRule):
     state_powers: ClassVar[dict[str, int]] = {"m": -1, "v": -2}
 
     def __post_init__(self):
-        self.lr = require_real("lr", self.lr, 0.0, include_low=False)
+        self.lr = require_rate(self.lr)
         self.betas = require_betas(self.betas)
         self.eps = require_real("eps", self.eps, 0.0)
         self.weight_decay = require_real("weight_decay", self.weight_decay, 0.0)
 
-    def numbers(self, step: int) -> dict[str, float]:
+    def numbers(self, step: int) -> Numbers:
         beta1, beta2 = self.betas
+        lr = require_number(self.lr)
         return {
-            "lr": self.lr,
-            "keep": 1.0 - self.lr * self.weight_decay,
+            "lr": lr,
+            "keep": 1.0 - lr * self.weight_decay,
             "rate1": 1.0 - beta1,
             "beta2": beta2,
             "rate2": 1.0 - beta2,
@@ -96,7 +98,7 @@ class BlockAdamW(AdamW):
         super().__post_init__()
         self.mean = require_bool("mean", self.mean)
 
-    def numbers(self, step: int) -> dict[str, float]:
+    def numbers(self, step: int) -> Numbers:
         return super().numbers(step) | {"mean": float(self.mean)}
 
     def init(self, heads: Heads) -> State:
@@ -104,7 +106,7 @@ class BlockAdamW(AdamW):
         return {"m": first, "v": self._block_sizes(heads.layout, first)}
 
     def update(self, heads: Heads, state: State, gradient: Heads, step: int):
-        g, n = gradient.packed, named(self.numbers(step), heads.dtype)
+        g, n = gradient.packed, named(self.numbers(step), heads.packed)
         m = lerp(state["m"], g, n.rate1)
         v = n.beta2 * state["v"] + n.rate2 * self._block_sizes(heads.layout, g)
         lengths = [rows.stop - rows.start for rows in heads.layout.slices.values()]

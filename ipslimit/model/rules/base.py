@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import abc
+import copy
+import functools
 import inspect
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
 
 from ..heads import Heads, Layout
 from .identity import Identified, fields, of_class
+from .learning_rate import DEFAULT, keys_of, rate_at
 
 State = dict[str, torch.Tensor]
 
@@ -26,6 +30,10 @@ class Rule(Identified, abc.ABC):
     - change neither what it is given nor itself;
     - return heads with the weights, layout, dtype and shape of those given, and the state that
       `init` made, by the same names. It does not look at the weights.
+
+    A field `lr` may be given as a schedule, or by matrix (see `LearningRate`): `update` then runs
+    on a copy in which it is the number of that step, or a tensor that broadcasts against `packed`
+    and has its dtype (see `at`).
 
     Rules of one's own are tried on a few random heads before they train, and are refused with the
     reason (`rules.trial`). Which rule it is, is read from its class and its fields
@@ -94,6 +102,80 @@ class Rule(Identified, abc.ABC):
         means : tensor, shape (..., d + m, H)
             From `input_means`; given to rules with `uses_means`, which alone need the argument.
         """
+
+    def at(
+        self,
+        step: int,
+        layout: Layout,
+        depth: float | torch.Tensor | None,
+        like: torch.Tensor | None = None,
+    ) -> Rule:
+        """The rule with the learning rate that it has at a step and depth, which is what trains.
+
+        Parameters
+        ----------
+        step : int
+            Counted from 1.
+        layout : Layout of the units
+        depth : float, or tensor (nodes,)
+            s of the layer, or of the nodes that lead the units' dimensions; None of tied layers.
+        like : tensor, optional
+            What has the dtype and device of the units; float64 on the CPU by default.
+
+        Returns
+        -------
+        Rule
+            Itself where its `lr` is a number (or it has no such field); else a copy in which `lr`
+            is a float, or a tensor (P, 1), (nodes, 1, 1) or (nodes, P, 1). A rule that acts through
+            another one holds that at the step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a rate that is not finite or is negative, or a matrix without one.
+        """
+        found = {}
+        for name, value in fields(self):
+            if isinstance(value, Rule):
+                found[name] = value.at(step, layout, depth, like)
+            elif name == "lr":
+                found[name] = rate_at(value, step, layout, depth, like)
+            if name in found and found[name] is value:
+                del found[name]
+        if not found:
+            return self
+        new, kind = copy.copy(self), type(self)
+        for name in list(getattr(new, "__dict__", ())):
+            if isinstance(of_class(kind, name), functools.cached_property):
+                del vars(new)[name]  # it may follow from what changes
+        for name, value in found.items():
+            object.__setattr__(new, name, value)
+        return new
+
+    def require_rates(self, layouts: Iterable[Layout]) -> None:
+        """Refuse a dict of learning rates that does not go with the units that are trained.
+
+        layouts : of all families of a layer
+
+        Raises
+        ------
+        ValueError
+            For a name that is none of theirs, and a matrix without a rate.
+        """
+        layouts = list(layouts)
+        known = [name for layout in layouts for name in layout.family.declared]
+        for name, value in fields(self):
+            if isinstance(value, Rule):
+                value.require_rates(layouts)
+            if name == "lr" and isinstance(value, dict):
+                unknown = [key for key in value if key not in (*known, DEFAULT)]
+                if unknown:
+                    raise ValueError(
+                        f"lr must name matrices or biases of {', '.join(known)}; got {unknown[0]}. "
+                        f"Correct the name, or use {DEFAULT!r} for all others."
+                    )
+                for layout in layouts:
+                    keys_of(value, layout)
 
     def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
         """The state of theta <- scale theta: that of a run which had started in the new units.

@@ -15,6 +15,9 @@ import torch
 from ..heads import Heads
 from .base import Rule, State
 from .identity import fields
+from .learning_rate import require_number
+
+Numbers = dict[str, float | torch.Tensor]
 
 
 class ElementwiseRule(Rule):
@@ -56,31 +59,47 @@ class ElementwiseRule(Rule):
         `state` in the order of `slots`; one that `init` did not make is 0. n : `numbers`, by name.
         """
 
-    def numbers(self, step: int) -> dict[str, float]:
-        """What the formula multiplies with at a step, by name; by default all numbers it holds."""
-        return {name: float(value) for name, value in fields(self) if isinstance(value, Real)}
+    def numbers(self, step: int) -> Numbers:
+        """What the formula multiplies with at a step, by name; by default all numbers it holds.
+
+        Of a rule whose `lr` is a tensor (see `Rule.at`), those that follow from it are tensors.
+        """
+        found = {}
+        for name, value in fields(self):
+            if isinstance(value, Real):
+                found[name] = float(value)
+            elif name == "lr" and (isinstance(value, (torch.Tensor, dict)) or callable(value)):
+                found[name] = require_number(value)
+        return found
 
     def init(self, heads: Heads) -> State:
         return {name: torch.zeros_like(heads.packed) for name in self.slots}
 
     def update(self, heads: Heads, state: State, gradient: Heads, step: int):
         old = [state.get(name, 0.0) for name in self.slots]
-        n = named(self.numbers(step), heads.dtype)
+        n = named(self.numbers(step), heads.packed)
         moved = self.formula(heads.packed, gradient.packed, *old, n)
         theta, *new = moved if self.slots else (moved,)
         kept = {name: t for name, t in zip(self.slots, new, strict=True) if name in state}
         return heads.with_packed(theta), kept
 
 
-def named(numbers: dict[str, float], dtype: torch.dtype) -> tuple:
-    """A named tuple of the numbers as they are in a dtype."""
-    return numbers_type(tuple(numbers))(*rounded(numbers, dtype).tolist())
+def named(numbers: Numbers, like: torch.Tensor) -> tuple:
+    """A named tuple of the numbers as they are in the dtype of a tensor, and tensors on its device.
+
+    A number is one by itself, so that the tensors it is used with need not broadcast.
+    """
+    values = (
+        n.to(like) if isinstance(n, torch.Tensor) else rounded(n, like.dtype).item()
+        for n in numbers.values()
+    )
+    return numbers_type(tuple(numbers))(*values)
 
 
-def rounded(numbers: dict[str, float], dtype: torch.dtype) -> np.ndarray:
-    """The numbers in a dtype, in their order."""
+def rounded(values: object, dtype: torch.dtype) -> np.ndarray:
+    """Numbers in a dtype."""
     with np.errstate(over="ignore"):  # a rate beyond float32 is infinite: the run will be flagged
-        return np.array([*numbers.values()], str(dtype).removeprefix("torch."))
+        return np.array(values, str(dtype).removeprefix("torch."))
 
 
 @functools.cache

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from ...checks import require_betas, require_real
 from .arithmetic import lerp, sign
-from .elementwise import ElementwiseRule
+from .elementwise import ElementwiseRule, Numbers
+from .learning_rate import require_number, require_rate
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -27,7 +28,7 @@ class Lion(ElementwiseRule):
     """
 
     lr: float = 1e-4
-    """What every entry moves by in a step, > 0."""
+    """What every entry moves by in a step, > 0; or a schedule, or by matrix: see `LearningRate`."""
     betas: tuple[float, float] = (0.9, 0.99)
     """Decay of the average in the step, and of the average that is kept, each in [0, 1)."""
     weight_decay: float = 0.0
@@ -37,14 +38,14 @@ class Lion(ElementwiseRule):
     state_powers: ClassVar[dict[str, int]] = {"m": -1}
 
     def __post_init__(self):
-        self.lr = require_real("lr", self.lr, 0.0, include_low=False)
+        self.lr = require_rate(self.lr)
         self.betas = require_betas(self.betas, (0.9, 0.99))
         self.weight_decay = require_real("weight_decay", self.weight_decay, 0.0)
 
-    def numbers(self, step: int) -> dict[str, float]:
+    def numbers(self, step: int) -> Numbers:
         rate, slow = (1.0 - beta for beta in self.betas)
-        keep = 1.0 - self.lr * self.weight_decay
-        return {"lr": self.lr, "keep": keep, "rate": rate, "slow": slow}
+        lr = require_number(self.lr)
+        return {"lr": lr, "keep": 1.0 - lr * self.weight_decay, "rate": rate, "slow": slow}
 
     @staticmethod
     def formula(theta, g, m, n):

@@ -10,6 +10,8 @@ import torch
 from ...checks import require_bool, require_int, require_real
 from ..heads import Heads
 from .base import Rule, State
+from .elementwise import named
+from .learning_rate import require_number, require_rate
 
 # Of s -> a s + b s^3 + c s^5, which moves singular values towards 1: Jordan's, whose steep start
 # soon brings all of them into [0.68, 1.14], and Newton-Schulz's own, which then goes to 1.
@@ -37,7 +39,8 @@ class Muon(Rule):
     """
 
     lr: float = 0.02
-    """Size of a step, > 0: every singular value of a square matrix's step is about lr."""
+    """Size of a step, > 0: every singular value of a square matrix's step is about lr. Or a
+    schedule, or by matrix: see `LearningRate`."""
     momentum: float = 0.95
     """mu, decay of the average of gradients, in [0, 1)."""
     nesterov: bool = True
@@ -53,7 +56,7 @@ class Muon(Rule):
     state_powers: ClassVar[dict[str, int]] = {"m": -1}
 
     def __post_init__(self):
-        self.lr = require_real("lr", self.lr, 0.0, include_low=False)
+        self.lr = require_rate(self.lr)
         self.momentum = require_real("momentum", self.momentum, 0.0, 1.0, include_high=False)
         self.nesterov = require_bool("nesterov", self.nesterov)
         self.weight_decay = require_real("weight_decay", self.weight_decay, 0.0)
@@ -74,8 +77,10 @@ class Muon(Rule):
             rows, columns = matrix.shape[-2:]
             scaled = max(1.0, rows / columns) ** 0.5 * self.orthogonal(matrix)
             moves[name] = scaled.reshape(part.shape)
-        moved = (1.0 - self.lr * self.weight_decay) * heads.packed
-        return heads.with_packed(moved - self.lr * heads.layout.pack(moves)), {"m": m}
+        lr = require_number(self.lr)
+        n = named({"lr": lr, "keep": 1.0 - lr * self.weight_decay}, heads.packed)
+        moved = n.keep * heads.packed - n.lr * heads.layout.pack(moves)
+        return heads.with_packed(moved), {"m": m}
 
     def orthogonal(self, matrices: torch.Tensor) -> torch.Tensor:
         """U V^T of matrices U S V^T (..., rows, columns), as far as `ns_steps` goes."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 
 from ...checks import require_int, require_real, shown
-from ..heads import Heads, Layout
+from ..heads import Heads
 from ..symmetry import balancing_factors, pair_scale
 from .base import Rule, State
 from .sbo import rescaled_means
+from .through import Through
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Rebalance(Rule):
+class Rebalance(Through):
     """Any rule, with symmetry pairs balanced before its first step and then every T steps.
 
     The pairs are (Q, bQ | K, bK) and (V, bV | O) of each head, see `ipslimit.symmetry`:
@@ -46,6 +48,8 @@ class Rebalance(Rule):
     damping: float = 1.0
     """1 makes the norms equal (hard), less moves their ratio to the power 1 - damping (soft)."""
 
+    own: ClassVar[tuple[str, ...]] = ("skipped",)
+
     def __post_init__(self):
         rule = self.rule
         if not isinstance(rule, Rule) or isinstance(rule, Rebalance):
@@ -61,10 +65,6 @@ class Rebalance(Rule):
         self.every = require_int("every", self.every)
         self.damping = require_real("damping", self.damping, 0.0, 1.0, include_low=False)
 
-    @property
-    def uses_means(self) -> bool:
-        return self.rule.uses_means
-
     def init(self, heads: Heads) -> State:
         if not heads.layout.pairs:
             raise ValueError(
@@ -79,8 +79,7 @@ class Rebalance(Rule):
     def update(
         self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None
     ):
-        inner = {name: tensor for name, tensor in state.items() if name != "skipped"}
-        skipped = state["skipped"]
+        inner, skipped = self.inner(state), state["skipped"]
         if self.is_due(step):
             layout = heads.layout
             factors, left_alone = balancing_factors(heads, self.damping)
@@ -94,12 +93,8 @@ class Rebalance(Rule):
         heads, inner = self.rule.update(heads, inner, gradient, step, *arguments)
         return heads, inner | {"skipped": skipped}
 
-    def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
-        inner = {name: tensor for name, tensor in state.items() if name != "skipped"}
-        return self.rule.rescaled(layout, inner, scale) | {"skipped": state["skipped"]}
-
     def notes(self, state: State) -> list[str]:
-        notes = self.rule.notes({name: t for name, t in state.items() if name != "skipped"})
+        notes = super().notes(state)
         pairs, times = int((state["skipped"] > 0).sum()), int(state["skipped"].sum())
         if pairs:
             notes = [

@@ -12,7 +12,7 @@ from ..heads import Heads
 from ..layout import Layout, Map
 from .adamw import AdamW
 from .base import State
-from .elementwise import named
+from .elementwise import Numbers, named
 
 CENTRES = ("batch", "ema", "fixed")
 
@@ -76,7 +76,7 @@ class SBOAdamW(AdamW):
             state["centre"] = packed.new_zeros(*heads.lead, layout.d + layout.inner, heads.count)
         return state
 
-    def numbers(self, step: int) -> dict[str, float]:
+    def numbers(self, step: int) -> Numbers:
         # the share of this step's mean in the centre
         share = {"batch": 1.0, "ema": 1.0 - self.centre_decay, "fixed": 0.0}[self.centre]
         return super().numbers(step) | {
@@ -95,13 +95,13 @@ class SBOAdamW(AdamW):
                 "ipslimit.model.rules.input_means."
             )
         layout, theta, m = heads.layout, heads.packed, state["m"]
-        n = named(self.numbers(step), heads.dtype)
+        n = named(self.numbers(step), theta)
         centre = torch.lerp(state["centre"], means, n.share) if self.keeps_centre else means
         if n.transport:
             m = m - _products(layout, m, centre - state["centre"])
         g = gradient.packed - _products(layout, gradient.packed, centre)
-        decayed = theta.clone()
-        decayed[..., : layout.matrix_rows, :] *= n.decay  # biases are not
+        matrices = torch.arange(layout.size, device=theta.device).unsqueeze(-1) < layout.matrix_rows
+        decayed = torch.where(matrices, n.decay * theta, theta)
         moved, m, v = self.formula(decayed, g, m, state["v"], n)
         shift = moved - theta
         for affine in layout.maps:

@@ -9,6 +9,7 @@ from ...checks import require_real
 from ..heads import Heads
 from .base import State
 from .elementwise import ElementwiseRule
+from .learning_rate import require_rate
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -19,7 +20,7 @@ class SGD(ElementwiseRule):
     """
 
     lr: float
-    """Step size for the O(1) gradient g, > 0."""
+    """Step size for the O(1) gradient g, > 0; or a schedule, or by matrix: see `LearningRate`."""
     momentum: float = 0.0
     """Share of the last step's direction that is kept, in [0, 1)."""
     weight_decay: float = 0.0
@@ -29,7 +30,7 @@ class SGD(ElementwiseRule):
     state_powers: ClassVar[dict[str, int]] = {"buffer": -1}
 
     def __post_init__(self):
-        self.lr = require_real("lr", self.lr, 0.0, include_low=False)
+        self.lr = require_rate(self.lr)
         self.momentum = require_real("momentum", self.momentum, 0.0, 1.0, include_high=False)
         self.weight_decay = require_real("weight_decay", self.weight_decay, 0.0)
 

@@ -20,6 +20,8 @@ from .base import Rule, State, is_built_in
 from .identity import NAMELESS, rule_text, snapshot
 
 LAYERS, SEEDS, HEADS = 2, 2, 3
+# Of the layer in which a rule is tried.
+DEPTH = 0.5
 # Sums in another batch may round otherwise: relative to the step, and to the heads it is added to.
 OF_STEP, OF_HEADS = 1e-9, 16 * torch.finfo(torch.float64).eps
 # What has been tried, so that a sweep tries its rule once.
@@ -72,9 +74,12 @@ def require_rule(
     Raises
     ------
     TypeError, ValueError
-        In one line, with the reason.
+        In one line, with the reason; also for a learning rate that these units cannot have.
     """
-    if steps == 0 or is_built_in(rule):
+    if steps == 0:
+        return
+    rule.at(1, layout, DEPTH)
+    if is_built_in(rule):
         return
     text, kind = rule_text(rule), type(rule)
     key = (text, kind.init, kind.update, layout, dtype, torch.device(device).type, steps)
@@ -232,8 +237,11 @@ class Trial:
     def call(self, method: str, given: list[torch.Tensor], *arguments):
         """Call the rule, which may change nothing of what it is given."""
         copies = [t.clone() for t in given] if self.watched else []
+        rule = self.rule
+        if method == "update":  # as in training
+            rule = rule.at(arguments[3], self.layout, DEPTH, arguments[0].packed)
         try:
-            answer = getattr(self.rule, method)(*arguments)
+            answer = getattr(rule, method)(*arguments)
         except Exception as error:  # whatever the user's code raises
             kind = TypeError if isinstance(error, TypeError) else ValueError
             names = ("heads", "state", "gradient", "step", "means")[: len(arguments)]

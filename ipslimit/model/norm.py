@@ -1,0 +1,65 @@
+"""The norm in front of a layer's branch, of each token by itself, and its transpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from ..checks import require_choice, require_real
+
+KINDS = ("rms", "layer")
+# Where tokens come so near to zero, in units of sqrt(eps), the norm is steep in them: the depth
+# solver loses its order, and costates grow.
+NEAR_ZERO = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """y = x / sqrt(mean x^2 + eps), of x itself ("rms") or of x less its mean ("layer").
+
+    Without trainable gain or shift: a gain is in the matrices that read y.
+    """
+
+    kind: str = "rms"
+    eps: float = 1e-5
+
+    def __post_init__(self):
+        require_choice("norm", self.kind, KINDS)
+        eps = require_real("norm_eps", self.eps, 0.0, include_low=False)
+        object.__setattr__(self, "eps", eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The normed tokens, of x (..., d)."""
+        return self._parts(x)[0]
+
+    def pull(self, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        """The transpose of the derivative at x, of cotangents dy of the normed tokens."""
+        y, inverse = self._parts(x)
+        out = dy - y * (dy * y).mean(-1, keepdim=True)
+        if self.kind == "layer":
+            out = out - dy.mean(-1, keepdim=True)
+        return inverse * out
+
+    def sizes(self, x: torch.Tensor) -> torch.Tensor:
+        """sqrt(mean x^2) of every token, of x less its mean for "layer": (...,) of x (..., d)."""
+        return self._centred(x).square().mean(-1).sqrt()
+
+    def warning(self, least: float) -> str | None:
+        """What to say of tokens whose least size is this; None where it is large enough."""
+        if not least < NEAR_ZERO * math.sqrt(self.eps):
+            return None
+        return (
+            f"tokens in front of the norm come down to a size of {least:.1e}, near "
+            f"sqrt(norm_eps) = {math.sqrt(self.eps):.1e}, where the norm is steep: the order in "
+            "depth is lost and costates grow; raise norm_eps, or take other contexts"
+        )
+
+    def _centred(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(-1, keepdim=True) if self.kind == "layer" else x
+
+    def _parts(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        centred = self._centred(x)
+        inverse = (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return centred * inverse, inverse

@@ -1,0 +1,80 @@
+"""Warm starts: a run that goes on from the last step of another one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from ..checks import shown
+from .branch import Branch, States
+from .problem import Problem
+from .rules.identity import require_same_rule
+from .runs import ParticleRun
+
+# What is kept of the steps that the first run recorded.
+RECORDED = ("x", "p", "probe_x", "probe_p", "probe_loss")
+
+
+def by_seed(t: torch.Tensor, depth: int) -> torch.Tensor:
+    """A copy with leading dimensions (seeds, L), of (L, seeds), or (1, seeds) of tied layers."""
+    t = t.transpose(0, 1).clone()
+    return t.expand(t.shape[0], depth, *t.shape[2:])
+
+
+def going_on(
+    start: ParticleRun, run: ParticleRun, problem: Problem, steps: int, record: Sequence[int]
+) -> tuple[ParticleRun, Branch, States]:
+    """An empty run with what `start` holds of it, and the units and states to go on from.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `start` is not the beginning of this run, or does not hold the state of its rule.
+    """
+    if not isinstance(start, ParticleRun):
+        raise TypeError(f"start must be a ParticleRun; got {shown(start)}.")
+    require_same_rule("start.rule", start.rule, "rule", run.rule)
+    width = len(run.seeds)
+    for name in ("depth", "unit_numbers", "root_seed", "residual_exponent", "seeds"):
+        ours, theirs = getattr(run, name), getattr(start, name)
+        if (theirs[:width] if name == "seeds" else theirs) != ours:
+            raise ValueError(
+                f"start must be of the same run, with {name} {ours}; got {theirs}. Call with the "
+                "arguments of its run."
+            )
+    if not start.states or start.last not in start.units:
+        raise ValueError(
+            "start must hold the state of its rule; got a run without. Train it with "
+            "keep_state=True."
+        )
+    lost = [k for k in record if k < start.last and k not in start.x]
+    if steps < start.last or lost:
+        raise ValueError(
+            f"steps and record must be of steps from {start.last} on, the last of start, or of "
+            f"those that it has recorded; got steps={steps}, record={list(record)}."
+        )
+    stored = 1 if problem.tied else run.depth
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        return t[:width, :stored].transpose(0, 1).to(run.loss.device).contiguous().clone()
+
+    units = {name: u.map(own) for name, u in start.units[start.last].items()}
+    states = {f: {n: own(t) for n, t in state.items()} for f, state in start.states.items()}
+    kept = [k for k in record if k < start.last]
+    recorded = {name: getattr(start, name) for name in RECORDED}
+    run = dataclasses.replace(
+        run,
+        unit_counts=start.unit_counts,
+        unit_atoms=start.unit_atoms,
+        diverged=start.diverged[:width].clone(),
+        diverged_at=start.diverged_at[:width].clone(),
+        least_size=start.least_size,
+        batches=dict(start.batches),
+        cost=dict(start.cost),
+        units={k: {n: u[:width] for n, u in start.units[k].items()} for k in kept},
+        **{n: {k: steps[k][:width] for k in kept if k in steps} for n, steps in recorded.items()},
+    )
+    run.loss[:, : start.last] = start.loss[:width, : start.last]
+    return run, problem.block.branch(units), states
