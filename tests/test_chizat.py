@@ -5,12 +5,14 @@ import functools
 import math
 
 import numpy as np
+import pytest
 import scipy
 import torch
 from chizat import Chizat
 
 import ipslimit
 from ipslimit import SGD, Atoms, Perceptrons, Problem, train_particles
+from ipslimit.solvers import solve_limit
 
 UPDATES, DEPTH, REFERENCE = 14, 50, 8192
 DATA = range(3)
@@ -163,3 +165,80 @@ def exponent(points):
     spread = (weights * (log_m - centre) ** 2).sum()
     slope = (weights * (log_m - centre) * np.log(values)).sum() / spread
     return slope - 0.5, spread**-0.5
+
+
+def points_of(found, what="states"):
+    """{M: (constant, standard error)} of fluctuations on several data sets together."""
+    named = [getattr(fluctuation, what) for fluctuation in found]
+    return {M: root_and_error([values[M] for values in named]) for M in named[0]}
+
+
+def assert_exponent(points):
+    """M^-1/2, or L^-1/2, within the 95 % interval of what the seeds allow."""
+    slope, error = exponent(points)
+    assert error < 0.02 and abs(slope + 0.5) < 1.96 * error, (slope, error, points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("D", [40, 80, 160])
+def test_before_training_the_constant_is_that_of_independent_layers(D):
+    """sqrt(mean E tanh^2 N(0, |h|^2 / D)) in units of sqrt(D / (M L)): each layer adds its own."""
+    z, weights = np.polynomial.hermite_e.hermegauss(80)
+    squares = []
+    for data in DATA:
+        h = setting_of(D, data).W_E @ setting_of(D, data).X
+        values = np.tanh(np.sqrt(h.square().mean(dim=0).numpy())[:, None] * z) ** 2
+        squares.append((values @ weights).mean() / weights.sum())
+    expected = math.sqrt(np.mean(squares))
+    points = points_of([fluctuation(D, data, k=0) for data in DATA])
+    for M, (constant, _) in points.items():
+        assert abs(constant / expected - 1) < 0.05, (M, constant, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("D", [40, 80, 160])
+def test_after_training_states_fluctuate_as_he_found(D):
+    """He draws 0.8 sqrt(D / (M L)) by eye, for one data set."""
+    points = points_of([fluctuation(D, data) for data in DATA])
+    assert_exponent(points)
+    for M, (constant, _) in points.items():
+        assert 0.6 < constant < 0.8, (M, constant)
+
+
+@pytest.mark.slow
+def test_outputs_fluctuate_like_one_over_the_root_of_units_alone():
+    """Without the factor D, which readouts of norm sqrt(D) / D divide out."""
+    assert_exponent(points_of([fluctuation(40, data) for data in DATA], "outputs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["density", "atoms"])
+def test_fluctuations_fall_with_the_depth_as_with_the_units(of):
+    """Against infinitely many units of the same depth: so the bias is not in them."""
+    points = {}
+    for L in (12, 25, 50, 100):
+        laws = [None if of == "density" else atoms_of(40, data) for data in DATA]
+        found = [fluctuation(40, data, (64,), L, law=law) for data, law in zip(DATA, laws)]
+        points[L] = points_of(found)[64]
+    assert_exponent(points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("D", [40, 80, 160])
+def test_draws_of_atoms_fluctuate_alike_about_their_exact_limit(D):
+    laws = [atoms_of(D, data) for data in DATA]
+    assert_exponent(points_of([fluctuation(D, data, law=law) for data, law in enumerate(laws)]))
+
+
+@pytest.mark.slow
+def test_the_bias_of_atoms_falls_like_one_over_L():
+    setting, law = setting_of(40, 0), atoms_of(40, 0)
+    options = {"tol": 1e-4, "record": [UPDATES], "device": "cpu"}
+    limit = solve_limit(problem_of(setting, law), rule_of(setting), UPDATES, **options)
+    assert limit.status == "converged"
+    X = limit.x(UPDATES, torch.ones(1, dtype=torch.float64))[0]
+    errors = []
+    for L in (12, 25, 50, 100):
+        whole = trained(setting, law, None, L)
+        errors.append(L * float((whole.x[UPDATES][0, -1] - X).square().mean().sqrt()))
+    assert max(errors) / min(errors) < 1.05, errors
