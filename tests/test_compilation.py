@@ -39,19 +39,27 @@ def test_processes_that_compile_at_once_for_two_dtypes_are_all_right(tmp_path):
         assert [process.communicate()[0] for process in running] == [b"right\n"] * 4
 
 
-def test_kept_code_is_not_used_once_a_file_it_calls_into_has_changed(tmp_path):
+KINDS = {
+    "entry": "from ipslimit.compilation import compiled_entry\n"
+    "@compiled_entry(helper.__file__)\n"
+    "def entry(x):\n"
+    "    return helper.inner(x)\n"
+    "print(entry(1.0), sum(entry.stats.cache_hits.values()))\n",
+    "callback": "from numba import float64\n"
+    "from ipslimit.compilation import compiled_callback\n"
+    "def called(x):\n"
+    "    return helper.inner(x)\n"
+    "made = compiled_callback(float64(float64), called, helper.__file__, keep=True)\n"
+    "print(made.ctypes(1.0), made.cache_hits)\n",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_code_is_not_used_once_a_file_it_calls_into_has_changed(kind, tmp_path):
     """A function kept with one version of a second file must be compiled again with the next."""
     program = tmp_path / "program.py"
     helper = tmp_path / "helper.py"
-    program.write_text(
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import helper\n"
-        "from ipslimit.compilation import compiled_entry\n"
-        "@compiled_entry(helper.__file__)\n"
-        "def entry(x):\n"
-        "    return helper.inner(x)\n"
-        "print(entry(1.0), sum(entry.stats.cache_hits.values()))\n"
-    )
+    program.write_text("import sys; sys.path.insert(0, sys.argv[1])\nimport helper\n" + KINDS[kind])
 
     def run(source):
         helper.write_text(f"from numba import njit\n@njit\ndef inner(x):\n    return {source}\n")
