@@ -22,15 +22,13 @@ class Kept(Checked):
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, content: Mapping, name: str = "study") -> typing.Self:
+    def from_dict(cls, content: Mapping) -> typing.Self:
         """The settings whose `as_dict` is `content`, perhaps by way of JSON.
 
         Parameters
         ----------
         content : mapping
             Of a sweep's settings: what its config.json holds at "study".
-        name : str
-            What messages call it.
 
         Raises
         ------
@@ -38,7 +36,7 @@ class Kept(Checked):
             For keys that are unknown or missing, values of another type, and whatever `check`
             refuses. Nothing is filled in: a default may have been another when it was written.
         """
-        found = cls._read(content, name)
+        found = cls._read(content, "study")
         found.check()
         return found
 
