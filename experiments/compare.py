@@ -46,6 +46,8 @@ ERROR_COLUMNS = [
     "quadrature_error",
 ]
 
+DRAWN = 6  # tokens whose paths are drawn, at most
+
 
 @dataclasses.dataclass
 class Comparison:
@@ -142,7 +144,7 @@ class Comparison:
         return rows
 
 
-def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
+def comparison_figure(comparisons: list[Comparison]) -> Figure:
     """Paths of the first component of the first context's tokens, and the error over depth.
 
     A row per step and variable; a column of paths per rule, and one of errors.
@@ -160,7 +162,7 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
     tables = [comparison.error_rows() for comparison in comparisons]
     for (step, variable), row in zip(cases, axes, strict=True):
         for comparison, axis in zip(comparisons, row[:-1], strict=True):
-            _draw_paths(axis, comparison, step, variable, min(tokens, first.setting.tokens))
+            _draw_paths(axis, comparison, step, variable)
             axis.sharey(row[0])
             axis.tick_params(labelleft=axis is row[0])
         row[0].set_ylabel(f"step {step}, {NAMES[variable]}\nfirst component", fontsize=TEXT)
@@ -204,11 +206,11 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
     return figure
 
 
-def _draw_paths(axis: Axes, comparison: Comparison, step: int, variable: str, tokens: int) -> None:
+def _draw_paths(axis: Axes, comparison: Comparison, step: int, variable: str) -> None:
     s, fine = comparison.depths(), torch.linspace(0, 1, 201, dtype=torch.float64)
-    discrete = getattr(comparison.run, variable)[step][0, :, 0, :tokens, 0].cpu()
-    smooth = getattr(comparison.limit, variable)(step, fine)[:, 0, :tokens, 0].cpu()
-    for i in range(tokens):
+    discrete = getattr(comparison.run, variable)[step][0, :, 0, :DRAWN, 0].cpu()
+    smooth = getattr(comparison.limit, variable)(step, fine)[:, 0, :DRAWN, 0].cpu()
+    for i in range(discrete.shape[1]):
         look = {"color": COLOURS[i % len(COLOURS)]}
         limit_label, particle_label = ("limit", "particles, first seed") if i == 0 else (None,) * 2
         axis.plot(fine, smooth[:, i], **look, lw=1.2, label=limit_label)

@@ -14,7 +14,6 @@ from ipslimit.experiments.boundary.experiment import (
     BoundaryCell,
     BoundaryExperiment,
     BoundarySetting,
-    cells_of,
     run_cell,
 )
 from ipslimit.experiments.boundary.methods import METHODS
@@ -124,7 +123,7 @@ def test_finished_runs_are_kept_and_damaged_ones_made_again(small, found, monkey
     assert again.run(1, progress=False) == first
     monkeypatch.undo()
     paths = sorted(experiment.folder.iterdir())
-    assert len(paths) == len(cells_of(small)) == 2 * 2 * 6 + 2 * 2
+    assert len(paths) == len(again.cells()) == 2 * 2 * 6 + 2 * 2
     before = paths[3].read_bytes()
     paths[3].write_bytes(before[:-20])
     assert again.run(1, progress=False) == first

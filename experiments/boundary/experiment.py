@@ -78,18 +78,6 @@ class BoundaryCell:
     seed: int
 
 
-def cells_of(setting: BoundarySetting) -> list[BoundaryCell]:
-    """All runs of an experiment, the long ones first."""
-    width = setting.architecture.width
-    runs = [
-        BoundaryCell(method, lr, width, setting.steps, seed)
-        for seed in range(setting.seeds)
-        for lr in setting.lrs
-        for method in setting.methods
-    ]
-    return runs + early_cells(setting)
-
-
 def early_cells(setting: BoundarySetting) -> list[BoundaryCell]:
     """The short runs of AdamW at several widths."""
     # at the middle learning rate: R2 does not depend on it but through the state it leads to
@@ -159,7 +147,14 @@ class BoundaryExperiment(Experiment):
     NAME = "boundary"
 
     def cells(self) -> list[BoundaryCell]:
-        return cells_of(self.setting)
+        setting, width = self.setting, self.setting.architecture.width
+        runs = [  # the long ones first
+            BoundaryCell(method, lr, width, setting.steps, seed)
+            for seed in range(setting.seeds)
+            for lr in setting.lrs
+            for method in setting.methods
+        ]
+        return runs + early_cells(setting)
 
     def task(self, cell: BoundaryCell) -> Task:
         setting = self.setting

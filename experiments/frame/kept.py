@@ -30,15 +30,13 @@ class Kept(Checked):
         return {k: v for k, v in content.items() if k not in self.LATER or v != self.LATER[k]}
 
     @classmethod
-    def from_dict(cls, content: Mapping, name: str = "study") -> typing.Self:
+    def from_dict(cls, content: Mapping) -> typing.Self:
         """The settings whose `as_dict` is `content`, perhaps by way of JSON.
 
         Parameters
         ----------
         content : mapping
             Of a sweep's settings: what its config.json holds at "study".
-        name : str
-            What messages call it.
 
         Raises
         ------
@@ -47,7 +45,7 @@ class Kept(Checked):
             refuses. Nothing but `LATER` is filled in: a default may have been another when it was
             written.
         """
-        found = cls._read(content, name)
+        found = cls._read(content, "study")
         found.check()
         return found
 

@@ -52,11 +52,10 @@ class GaugeResult:
             for step in self.study.recorded
         ]
 
-    def distances(self, treatment, model, factor, step, variable="x") -> np.ndarray:
-        """Of every gauge."""
-        gauges = range(self.study.gauges)
-        runs = [self.runs[treatment, factor, gauge][model] for gauge in gauges]
-        return np.array([run[variable][str(step)] for run in runs])
+    def distances(self, treatment: str, model: str, factor: float, step: int) -> np.ndarray:
+        """Of x, in every gauge."""
+        runs = (self.runs[treatment, factor, gauge] for gauge in range(self.study.gauges))
+        return np.array([run[model]["x"][str(step)] for run in runs])
 
     @property
     def limit_error(self) -> float:

@@ -65,6 +65,8 @@ ARMS = (
     Arm("start-hard", "imbalanced start, hard SAGGS", resumed=False, saggs="hard"),
 )
 KINDS = ("qk", "vo", "mlp")  # of pairs
+# Held-out windows that show whether what is done before the first step changes the loss.
+PROBES = 32
 BY_NAME = {arm.name: arm for arm in (BASE, *ARMS)}
 
 
@@ -91,16 +93,9 @@ class Treatment(Checked):
 
 
 def run_arm(
-    arm: Arm,
-    trainer: Trainer,
-    treatment: Treatment,
-    steps: int,
-    held_out: np.ndarray,
-    probes: int = 32,
+    arm: Arm, trainer: Trainer, treatment: Treatment, steps: int, held_out: np.ndarray
 ) -> dict:
     """Treat the trainer's model as the arm says and train it on.
-
-    `probes` held-out windows show whether what is done before the first step changes the loss.
 
     Returns
     -------
@@ -110,16 +105,17 @@ def run_arm(
         of a step and of a balancing (not reproducible).
     """
     pairs = find_pairs(trainer.model, treatment.per, treatment.kinds)
-    before = held_out_loss(trainer.model, held_out[:probes])
+    probes = held_out[:PROBES]
+    before = held_out_loss(trainer.model, probes)
     if arm.rescaled:
         for pair in pairs:
             optimizer = trainer.optimizer if arm.moments else None
             rescale_pair(pair, treatment.factor, optimizer)
     if arm.saggs:
         _wrap(arm, trainer, pairs, treatment)
-    change = abs(held_out_loss(trainer.model, held_out[:probes]) - before)
+    change = abs(held_out_loss(trainer.model, probes) - before)
     if arm.saggs and arm.at_start:
-        change = max(change, _change_by_balancing(trainer, held_out[:probes], before))
+        change = max(change, _change_by_balancing(trainer, probes, before))
     began = time.perf_counter()
     losses = trainer.run(steps)
     seconds = {"step": (time.perf_counter() - began) / len(losses)}
@@ -151,10 +147,10 @@ def _change_by_balancing(trainer: Trainer, held_out: np.ndarray, before: float) 
     return change
 
 
-def _seconds_of_balancing(optimizer: SAGGS, repeats: int = 5) -> float:
+def _seconds_of_balancing(optimizer: SAGGS) -> float:
     """The fastest of a few; after training, where it can do no harm."""
     times = []
-    for _ in range(repeats):
+    for _ in range(5):
         began = time.perf_counter()
         optimizer.balance()
         times.append(time.perf_counter() - began)

@@ -179,14 +179,14 @@ def _inner(a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
     return (a * (a if b is None else b)).sum(-1).mean((-1, -2))
 
 
-def bound_ratio(row: dict, size: int, bootstrap: int = 2000) -> tuple[float, float, float]:
+def bound_ratio(row: dict, size: int) -> tuple[float, float, float]:
     """Measured variance over Efron and Stein's bound, with a 95 % interval from resampled seeds.
 
     The bound is size / 2 times the mean squared change, with size = L H.
     """
     deviation, change = np.array(row["deviation"]), np.array(row["change"])
     count = len(change)
-    index = np.random.default_rng(0).integers(count, size=(bootstrap, count))
+    index = np.random.default_rng(0).integers(count, size=(2000, count))
     drawn = deviation[index].mean(1) / np.maximum(change[index].mean(1), 1e-300)
     low, high = np.quantile(drawn, (0.025, 0.975)) * 2 / size
     return float(2 * deviation.mean() / (size * change.mean())), float(low), float(high)

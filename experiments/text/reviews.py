@@ -6,7 +6,6 @@ import bz2
 import csv
 import dataclasses
 import html
-import os
 import re
 from pathlib import Path
 
@@ -70,7 +69,7 @@ class Reviews:
     source: str
 
 
-def load_reviews(data: str, split_seed: int = 0, cache: str | os.PathLike | None = None) -> Reviews:
+def load_reviews(data: str, split_seed: int = 0) -> Reviews:
     """The reviews that `data` names.
 
     Parameters
@@ -91,7 +90,7 @@ def load_reviews(data: str, split_seed: int = 0, cache: str | os.PathLike | None
     """
     require_data(data)
     if data == "rotten-tomatoes":
-        return split_by_movie(_read_rotten_tomatoes(fetch(ROTTEN_TOMATOES, cache)), split_seed)
+        return split_by_movie(_read_rotten_tomatoes(fetch(ROTTEN_TOMATOES)), split_seed)
     return _load_imdb(Path(data.removeprefix("imdb:")).expanduser(), split_seed)
 
 
@@ -107,9 +106,9 @@ def require_data(data: object) -> None:
         )
 
 
-def split_by_movie(part: ReviewSet, seed: int, fractions=FRACTIONS) -> Reviews:
-    """Whole movies into three parts, in an order drawn from `seed`, near the given fractions."""
-    chosen = _allot(part.movies, seed, fractions)
+def split_by_movie(part: ReviewSet, seed: int) -> Reviews:
+    """Whole movies into three parts, in an order drawn from `seed`, near `FRACTIONS`."""
+    chosen = _allot(part.movies, seed, FRACTIONS)
     train, validation, test = (part.take(indices) for indices in chosen)
     source = f"{len(part)} Rotten Tomatoes reviews of {len(set(part.movies))} movies"
     return Reviews(train, validation, test, source)

@@ -71,10 +71,10 @@ class TrainingLoop:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Batches, size: int = 256) -> dict[str, float]:
+def evaluate(model: nn.Module, batches: Batches) -> dict[str, float]:
     """Accuracy and mean cross-entropy; NaN where the model's outputs are."""
     right, loss = 0.0, 0.0
-    for batch in batches.in_order(size):
+    for batch in batches.in_order(256):
         logits = model(batch.tokens, batch.mask)
         if not torch.isfinite(logits).all():
             return {"accuracy": float("nan"), "loss": float("nan")}

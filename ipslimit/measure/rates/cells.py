@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .choices import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR, Refused
-from .leastsquares import corrections
+from .choices import FLOOR, LEAST_SIZES, QUADRATURE_FLOOR
+from .leastsquares import Refused, corrections
 from .table import Cell, plain
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...checks import require_bool, require_int, require_real
-from .leastsquares import CORRECTIONS
+from .leastsquares import CORRECTIONS, Refused
 from .noise import Noise, resample
 from .table import Cell, plain
 
@@ -22,10 +22,6 @@ FLOOR = 10.0
 # fluctuation e in squares: to log e it adds 1/2 (delta/e)^2, plus at most (delta/e) / sqrt(seeds)
 # from the mean of the draws. At e = 3 delta and 16 seeds that is 0.06 + 0.08.
 QUADRATURE_FLOOR = 3.0
-
-
-class Refused(Exception):
-    """A fit that was asked for and cannot be had; the text says why."""
 
 
 @dataclass(frozen=True)

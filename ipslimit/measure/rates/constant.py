@@ -14,7 +14,8 @@ import numpy as np
 import scipy
 
 from .cells import Floor
-from .choices import BOOTSTRAP, CORRECTION, Refused, choices, require_level
+from .choices import BOOTSTRAP, CORRECTION, choices, require_level
+from .leastsquares import Refused
 from .single import fit_seeds
 from .table import read_table
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from numbers import Real
 
 from .cells import Floor
-from .choices import BOOTSTRAP, CORRECTION, Choices, Refused, choices, reference_errors
+from .choices import BOOTSTRAP, CORRECTION, Choices, choices, reference_errors
 from .joint import POWERS, JointFit, fit_joint
+from .leastsquares import Refused
 from .share import Share, find_share, rules
 from .single import RateFit, estimated_offset, fit_range, fit_seeds
 from .table import Cell, Table, plain, read_table

@@ -11,8 +11,8 @@ import numpy as np
 import scipy
 
 from .cells import Floor, choose, need_sizes, with_seeds
-from .choices import Choices, Refused
-from .leastsquares import BEYOND, Undetermined, corrections, estimate
+from .choices import Choices
+from .leastsquares import BEYOND, Refused, corrections, estimate
 from .table import Cell
 
 # How the parts add up: error^power = bias^power + fluctuation^power.
@@ -108,11 +108,8 @@ def fit_joint(cells: Sequence[Cell], model: str, chosen: Choices, floor: Floor) 
     plain = best.copy()
     plain[4:] = 0.0
     uncorrected = y - curve(plain)[0]
-    try:
-        bare = y - log_error + design[:, 4:] @ best[4:]
-        found = estimate(design, bare, noise, weights, curve.allowance, [L, H])
-    except Undetermined as why:
-        raise Refused(str(why)) from None
+    bare = y - log_error + design[:, 4:] @ best[4:]
+    found = estimate(design, bare, noise, weights, curve.allowance, [L, H])
     half = [found.half_width(j, chosen.level) + floor.reach(found.map[j], cells) for j in range(4)]
     # The constant b lies outside the data, at L = H = 1, and is less well known than g and h.
     if not (max(half[2:]) < USELESS and half[1] < 10 * USELESS):

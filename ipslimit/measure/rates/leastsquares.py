@@ -27,8 +27,8 @@ SURPRISE = 2.5
 BEYOND = "departs from a power law by more than the allowance for small sizes"
 
 
-class Undetermined(Exception):
-    """The data cannot fix the parameters; the text says why."""
+class Refused(Exception):
+    """A fit that was asked for and cannot be had; the text says why."""
 
 
 def corrections(L: np.ndarray, H: np.ndarray, of: str) -> np.ndarray:
@@ -100,7 +100,7 @@ def estimate(
 
     Raises
     ------
-    Undetermined
+    Refused
         If the normal equations are singular.
     """
     weight = 1.0 / weight_variance
@@ -138,6 +138,6 @@ def _solve(
     scale = 1.0 / np.sqrt(np.maximum(np.diag(normal), 1e-300))
     scaled = normal * scale[:, None] * scale
     if np.linalg.cond(scaled) > 1e12:
-        raise Undetermined("the sizes do not determine all parameters; add sizes")
+        raise Refused("the sizes do not determine all parameters; add sizes")
     inverse = np.linalg.inv(scaled) * scale[:, None] * scale
     return inverse, inverse @ (design.T * weight)

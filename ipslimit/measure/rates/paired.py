@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .cells import Floor, choose_random, design_random
-from .choices import BOOTSTRAP, CORRECTION, Choices, Refused, choices, reference_errors
+from .choices import BOOTSTRAP, CORRECTION, Choices, choices, reference_errors
 from .fit import KEYS, pop_floors, random_parts
-from .leastsquares import Undetermined, estimate
+from .leastsquares import Refused, estimate
 from .noise import Noise
 from .single import fit_seeds
 from .table import Cell, Table, read_table
@@ -174,11 +174,8 @@ def _fit(
     noise, weights = _of_ratio(chosen.noise([*pair[0], *pair[1]], [*range(len(pair[0]))] * 2))
     y = np.array([two.log_error - one.log_error for one, two in zip(*pair, strict=True)])
     size = np.array([getattr(c, of) for c in pair[0]])
-    try:
-        # two amplitudes known to the same deviation: that of their difference is larger
-        fit = estimate(design, y, noise, weights, math.sqrt(2) * allowance, [size])
-    except Undetermined as why:
-        raise Refused(str(why)) from None
+    # two amplitudes known to the same deviation: that of their difference is larger
+    fit = estimate(design, y, noise, weights, math.sqrt(2) * allowance, [size])
     row = fit.map[0]
     reach = sum(floor.reach(row, cells) for floor, cells in zip(floors, pair, strict=True))
     gap, half = float(row @ y), fit.half_width(0, chosen.level) + reach

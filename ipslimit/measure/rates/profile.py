@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from .choices import LEAST_SIZES, Refused
-from .leastsquares import corrections
+from .choices import LEAST_SIZES
+from .leastsquares import Refused, corrections
 from .table import Cell
 
 # Scatter about the model beyond this quantile of the noise alone enlarges the noise.

@@ -39,7 +39,8 @@ import numpy as np
 import scipy
 
 from .cells import Floor, choose, with_seeds
-from .choices import Choices, Refused
+from .choices import Choices
+from .leastsquares import Refused
 from .profile import Profile, Sample, gather
 from .table import Cell, plain
 

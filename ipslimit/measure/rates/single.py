@@ -10,8 +10,8 @@ import numpy as np
 import scipy
 
 from .cells import Floor, choose, choose_random, design_random, need_sizes
-from .choices import LEAST_SIZES, Choices, Refused
-from .leastsquares import BEYOND, Undetermined, estimate
+from .choices import LEAST_SIZES, Choices
+from .leastsquares import BEYOND, estimate
 from .table import Cell
 
 OFFSET = "the limit's own error is not given: a constant offset is allowed for"
@@ -118,10 +118,7 @@ def fit_seeds(
     design, allowance = design_random(cells, of, other, chosen.correction)
     weights = noise.smooth_variance(np.ones((len(cells), 1)))
     size = np.array([getattr(c, of) for c in cells])
-    try:
-        found = estimate(design, y, noise, weights, allowance, [size])
-    except Undetermined as why:
-        raise Refused(str(why)) from None
+    found = estimate(design, y, noise, weights, allowance, [size])
     parameters = found.map @ y
     if found.surprising(parameters):
         notes.append(BEYOND)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
-from .choices import LEAST_SIZES, Refused, choices, require_level
-from .leastsquares import estimate
+from .choices import LEAST_SIZES, choices, require_level
+from .leastsquares import Refused, estimate
 from .table import Cell
 
 
