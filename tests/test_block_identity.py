@@ -20,8 +20,14 @@ STEPS = 3
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
 
 
-def profile(s):
-    return 0.5 + s
+@dataclasses.dataclass
+class Profile:
+    """A factor of a learning rate, at depth s."""
+
+    first: float = 0.5
+
+    def __call__(self, s):
+        return self.first + s
 
 
 @dataclasses.dataclass
@@ -106,7 +112,7 @@ class Random:
         schedule = ipslimit.warmup_cosine(peak, warmup, total, floor)
         if how == "cosine":
             return schedule, cosine
-        return ipslimit.by_depth(profile, schedule), lambda t, s: profile(s) * cosine(t, s)
+        return ipslimit.by_depth(Profile(), schedule), lambda t, s: (0.5 + s) * cosine(t, s)
 
     def rate(self, names, largest, by_depth, depth):
         """A learning rate of a rule, and rate(t, family, name, r) of the naive model."""
@@ -257,3 +263,27 @@ def test_drawn_atoms_are_as_many_plain_units_of_equal_weight():
                 for unit, theirs in zip(each, done.units[family][name][r]):
                     (stored,) = (atoms[r] == unit).nonzero()[0]
                     assert_close(ours[0, r, stored], theirs, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["eager", "fused"])
+@pytest.mark.parametrize("number", range(0, 60, 3))
+def test_seeds_alone_and_runs_in_two_parts_have_the_same_bits(number, kernel, monkeypatch):
+    monkeypatch.setenv("IPSLIMIT_KERNEL", kernel)
+    case = make_case(number)
+    model = case.problem, case.rule, case.depth, case.heads
+    options = {"seeds": 3, "keep_state": True, "device": "cpu"}
+    run = train_particles(*model, STEPS, record=range(STEPS + 1), **options)
+    alone = train_particles(*model, STEPS, seeds=[2], record=range(STEPS + 1), device="cpu")
+    for k in range(STEPS + 1):
+        assert torch.equal(alone.x[k][0], run.x[k][2]), case.text
+        assert torch.equal(alone.p[k][0], run.p[k][2]), case.text
+    for first in range(STEPS):
+        part = train_particles(*model, first, **options)
+        record = range(first, STEPS + 1)
+        rest = train_particles(*model, STEPS, record=record, start=part, **options)
+        assert torch.equal(rest.loss, run.loss), case.text
+        for k in record:
+            assert torch.equal(rest.x[k], run.x[k]) and torch.equal(rest.p[k], run.p[k]), case.text
+            for family, units in rest.units[k].items():
+                assert torch.equal(units.packed, run.units[k][family].packed), case.text
