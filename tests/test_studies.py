@@ -67,9 +67,14 @@ def small(name, out):
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
         "dimension": fixed | {"dimensions": (2, 3, 4)},
+        "batches": {"heads": (1, 4), "batch_sizes": (1, 4), "batch_seeds": 2},
+        "horizon": {"heads": (1, 64)},
     }.get(name, trained)
     if name == "steps":
         options["setting"] = options["setting"].varied(record=(0, 2, 3, 4))
+    if name in ("batches", "horizon"):
+        more = {"record": (0, 1, 2, 4), "batch": 2} if name == "horizon" else {"record": (4,)}
+        options["setting"] = Setting(**SMALL | {"contexts": 4, "probes": 2}, steps=4, **more)
     if name == "uniform":
         options |= {"iterations": 3, "random_contexts": 5, "starts": 2}
     if name == "tokens":
@@ -144,7 +149,7 @@ def test_a_study_writes_numbers_tables_figures_and_one_sentence(folders, name):
     assert finding["settings"]["setting"]["m"] == 2 and finding["settings"]["seeds"] >= 2
 
 
-@pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling"])
+@pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling", "horizon"])
 def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     """Nothing is trained again, and the finding is the same."""
 
@@ -153,7 +158,7 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
 
     for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
         monkeypatch.setattr(f"experiments.{module}.train_particles", refuse)
-    for module in ("sweep", "studies.uniform", "studies.epsilon"):
+    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.horizon"):
         monkeypatch.setattr(f"experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     again = small(name, folders[name]).find(progress=False)
