@@ -8,6 +8,9 @@
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
+# One process a core, one thread each; the tests of a file in one process, for they share what is
+# computed once.
+PARALLEL := -q -n auto --dist loadfile
 
 .PHONY: sweep report test test-all test-oldest stress bench lint clean
 
@@ -17,15 +20,14 @@ sweep: .venv/installed
 report: .venv/installed
 	$(BIN)/ipslimit study all --quick --out results/report
 
-# one process a core, one thread each
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 test-all: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 test-oldest: .venv-oldest/installed
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n auto
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL)
 
 stress: .venv/installed
 	$(BIN)/python -m pytest -q -m "slow or not slow" \

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 
-from ipslimit import Problem, Units
+from ipslimit import Problem
 from ipslimit.checks import require_real
+from ipslimit.model.branch import Branch
 from ipslimit.solvers import LimitRun, solve_limit
 from ipslimit.solvers.routes import boundary_value, costate_adjoint, forward_dopri5
 
@@ -151,11 +152,11 @@ class Frozen:
             return t.to("cpu", torch.float64) if t.is_floating_point() else t.cpu()
 
         self.problem, self.limit, self.step = problem, limit, step
-        self.contexts, self.targets = plain(problem.contexts), plain(problem.targets)
-        kept = KEPT_BYTES // limit.heads(step, 0.0).packed.numel() // 8
-        self.heads_at: Callable[[float], Units] = functools.lru_cache(maxsize=kept)(
-            lambda s: limit.heads(step, s).map(plain)
-        )
+        self.contexts, self.targets = map(plain, problem.data(step, "cpu"))
+        numbers = sum(units.packed.numel() for units in limit.units(step, 0.0).values())
+        self.heads_at: Callable[[float], Branch] = functools.lru_cache(
+            maxsize=KEPT_BYTES // numbers // 8
+        )(lambda s: problem.block.branch(limit.units(step, s)).map(plain))
 
     def beside(self, route: str, bounds: tuple[float, float, float], solve) -> list[Agreement]:
         """`solve`, a function of a tolerance, gives s and values (S, B, N, d) of some variables."""
@@ -224,7 +225,8 @@ def check_limit(problem: Problem, limit: LimitRun) -> Checked:
     law, nor the field itself, which the routes share. Training contexts alone are looked at.
     """
     agreements, unanswered = [], []
-    heads, unknowns = limit.nodes, 2 * problem.N * problem.contexts.shape[-1]
+    units, unknowns = sum(limit.unit_numbers.values()), 2 * problem.N * problem.d
+    noun = " and ".join(law.units.noun for law in problem.block.laws.values())
     for step in limit.steps:
         frozen = Frozen(problem, limit, step)
         routes = {
@@ -232,17 +234,17 @@ def check_limit(problem: Problem, limit: LimitRun) -> Checked:
             "torchdiffeq adjoint": (ADAPTIVE, frozen.adjoint),
             "scipy solve_bvp": (COLLOCATION, frozen.boundary_value),
         }
-        if unknowns * heads > MOST_WORK:
+        if unknowns * units > MOST_WORK:
             del routes["scipy solve_bvp"]
         for route, (bounds, solve) in routes.items():
             try:
                 agreements += frozen.beside(route, bounds, solve)
             except ValueError as error:  # how routes say that they failed
                 unanswered.append(f"step {step}, {route}: no answer. {error}")
-    if unknowns * heads > MOST_WORK:
+    if unknowns * units > MOST_WORK:
         unanswered.append(
             f"scipy solve_bvp: left out, since its dense Jacobian of {unknowns} unknowns over "
-            f"{heads} heads takes minutes; choose fewer tokens or heads to have it"
+            f"{units} {noun} takes minutes; choose fewer tokens or {noun} to have it"
         )
     return Checked(limit, agreements, unanswered)
 

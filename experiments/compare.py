@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
@@ -349,7 +350,8 @@ def compare(
         units = sum(cell_cost(study, pair.depth, pair.heads) for study in studies)
         engine = choose_engine(int(alone), seconds=SECONDS_A_UNIT * units)
     shared = (pair.depth, pair.heads, str(device), memory_of_a_cell(memory, engine))
-    found = dict(compute(engine, _compare, shared, {i: (s,) for i, s in enumerate(studies)}))
+    with contextlib.closing(engine):
+        found = dict(compute(engine, _compare, shared, {i: (s,) for i, s in enumerate(studies)}))
     return [found[i] for i in range(len(studies))]
 
 

@@ -48,6 +48,8 @@ def lines(comparison: Comparison) -> Iterator[str]:
     """What a person reads of the limit, the particles, and the errors at every recorded step."""
     limit, rule = comparison.limit, comparison.rule
     yield f"{rule}, limit: {limit.message}, {limit.grid.elements} elements"
+    for note in limit.notes:
+        yield f"{rule}, limit: {note}"
     if limit.quadrature_error:
         yield (
             f"{rule}, limit: quadrature error over heads {limit.quadrature_error:.1e} (largest "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,13 @@ BIAS = {"color": "#000000", "marker": "x"}
 TEXT = 8  # points, at the figures' own width of a page
 SMALL = 6.5
 FRACTIONS = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4"}
-NAMES = {"x": "hidden states x", "p": "costates p", "theta": "parameters θ"}
+NAMES = {
+    "x": "hidden states x",
+    "p": "costates p",
+    "theta": "parameters θ",
+    "theta_attention": "parameters θ of heads",
+    "theta_perceptron": "parameters θ of perceptrons",
+}
 
 
 def rates_figure(result, study) -> Figure:
@@ -41,7 +47,8 @@ def rates_figure(result, study) -> Figure:
     for (step, variable), (left, middle, right) in zip(cases, axes, strict=True):
         cells = cells_of(result.rows, step, variable)
         fits = result.fits.select(step=step, variable=variable, norm="rms", set="train")
-        _against_depth(left, cells, fits, result.limit["error"], all_heads(result.fits, fits))
+        words, slopes = all_heads(result.fits, fits), guides(result, "L")
+        _against_depth(left, cells, fits, result.limit["error"], words, slopes)
         _against_heads(middle, cells, fits)
         ratios = [r for r in result.constant if (r["step"], r["variable"]) == (step, variable)]
         _ratios(right, [r for r in ratios if r["set"] == "train"])
@@ -65,13 +72,34 @@ def rates_figure(result, study) -> Figure:
 def caption(setting) -> str:
     """The setting in one line."""
     law = f"{setting.stored} atoms" if setting.law == "atoms" else short_name(setting.law)
-    mask = "causal" if setting.causal else "no mask"
     options = [f"{name} {setting.option(name):g}" for name in ("lr", "eps") if setting.has(name)]
-    rule = ", ".join([rule_name(setting), *options])
-    return (
-        f"{rule}; {law}, d={setting.d}, m={setting.m}, N={setting.tokens}, B={setting.contexts}, "
-        f"{mask}"
-    )
+    if setting.schedule != "constant":
+        options.append(f"{setting.schedule} ({setting.warmup} steps; to {setting.floor:g})")
+    if setting.clip is not None:
+        options.append(f"clip {setting.clip:g}")
+    batch = f"B={setting.contexts}"
+    if setting.batch is not None:
+        batch = f"B={setting.batch} of {setting.contexts}"
+    mask = "causal" if setting.causal else "no mask"
+    found = [law, f"d={setting.d}", *_units(setting), f"N={setting.tokens}", batch, mask]
+    return f"{', '.join([rule_name(setting), *options])}; {', '.join(found)}"
+
+
+def _units(setting) -> Iterator[str]:
+    """What a layer is made of: nothing but m where it is attention alone."""
+    if "attention" in setting.block:
+        yield f"m={setting.m}"
+    if "perceptron" in setting.block:
+        yield f"n={setting.inner}"
+        yield f"{setting.block.replace('+', ' + ')} ({setting.activation})"
+        if setting.gated:
+            yield "gated"
+    if setting.norm != "none":
+        yield f"{setting.norm} norm"
+    if setting.sequential:
+        yield "sequential"
+    if setting.tied:
+        yield "tied layers"
 
 
 def rule_name(setting) -> str:
@@ -111,11 +139,24 @@ def all_heads(every: RateFits, fits: list[RateFit]) -> str:
     if fit is None:
         return "no exponent over all H"
     low, high = fit.interval
-    verdict = every.share(fit).brief.replace("<=", "≤")
-    return f"all H: {fit.exponent:.2f} [{low:.2f}, {high:.2f}]\n{verdict}"
+    found, share = f"all H: {fit.exponent:.2f} [{low:.2f}, {high:.2f}]", every.share(fit)
+    return found if share is None else f"{found}\n{share.brief.replace('<=', '≤')}"
 
 
-def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float, words: str) -> None:
+def guides(result, size: str) -> tuple[float, ...]:
+    """The exponents in "L" or "H" that are proved at initialisation, the shallower first."""
+    slopes = {slope for (_, of), slope in result.proved.items() if of == size and slope}
+    return tuple(sorted(slopes, reverse=True))
+
+
+def _against_depth(
+    axis: Axes,
+    cells: dict,
+    fits: list[RateFit],
+    floor: float,
+    words: str,
+    slopes: tuple[float, ...],
+) -> None:
     fluctuations(axis, cells, fits, "L")
     log_axes(axis, biases(axis, cells, fits))
     axis.plot([], [], color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
@@ -124,7 +165,7 @@ def _against_depth(axis: Axes, cells: dict, fits: list[RateFit], floor: float, w
     axis.autoscale(False)
     axis.axhline(floor, color="0.5", lw=0.8, ls=":")
     _quadrature(axis, cells)
-    triangle(axis, (-0.5, -1.0))
+    triangle(axis, slopes)
 
 
 def _against_heads(axis: Axes, cells: dict, fits: list[RateFit]) -> None:

@@ -19,6 +19,7 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
     """
     limit, runs = result.limit, result.runs
     lines = [f"limit: {limit['message']}", f"limit: {limit['elements']} depth elements"]
+    lines += [f"limit: {note}" for note in limit.get("notes", ())]
     lines += _quadrature(limit)
     lines.append(f"runs: {runs['total']} in all, {runs['diverged']} diverged")
     lines += ["", *_headline(result)]
@@ -81,21 +82,23 @@ def _refusals(result: SweepResult) -> list[str]:
 
 
 def _headline(result: SweepResult) -> list[str]:
-    lines = ["step  variable  term         in  exponent [95 % interval]  (rms, training contexts)"]
-    for fit in result.fits.select(norm="rms", set="train"):
-        if fit.at in ("all", "inf"):
-            note = f"  ({fit.note})" if fit.note else ""
-            lines.append(
-                f"{fit.step:>4}  {fit.variable:<8}  {fit.term:<11}  {fit.size:<2}  {fit}{note}"
-            )
+    fits = [f for f in result.fits.select(norm="rms", set="train") if f.at in ("all", "inf")]
+    width = max([8, *(len(fit.variable) for fit in fits)])
+    head = f"step  {'variable':<{width}}  term         in  exponent [95 % interval]"
+    lines = [f"{head}  (rms, training contexts)"]
+    for fit in fits:
+        note = f"  ({fit.note})" if fit.note else ""
+        name = fit.variable.ljust(width)
+        lines.append(f"{fit.step:>4}  {name}  {fit.term:<11}  {fit.size:<2}  {fit}{note}")
     return lines if len(lines) > 1 else [*lines, "      no exponent could be fitted"]
 
 
 def _shares(result: SweepResult) -> list[str]:
     """A line for each exponent of the fluctuation in L: what it allows beside -1/2."""
-    lines = []
-    for fit in result.fits.select(norm="rms", set="train", term="fluctuation", size="L", at="all"):
-        share = result.fits.share(fit)
+    wanted = {"norm": "rms", "set": "train", "term": "fluctuation", "size": "L", "at": "all"}
+    shares = [s for f in result.fits.select(**wanted) if (s := result.fits.share(f)) is not None]
+    width, lines = max([5, *(len(share.variable) for share in shares)]), []
+    for share in shares:
         if not share.upper:
             lines.append(f"  step {share.step} {share.variable}: {share.verdict} ({share.note})")
             continue
@@ -104,9 +107,10 @@ def _shares(result: SweepResult) -> list[str]:
             for upper, expected in zip(share.upper, share.expected, strict=True)
         )
         sizes = "/".join(f"{size:.0f}" for size in share.sizes)
+        name, paired = share.variable.ljust(width), ", paired" if share.paired else ""
         lines.append(
-            f"  step {share.step} {share.variable:<5} {share.rival} at L={sizes}: {bounds}  bend "
-            f"{share.bend:+.1f} sd{', paired' if share.paired else ''}: {share.verdict}"
+            f"  step {share.step} {name} {share.rival} at L={sizes}: {bounds}  bend "
+            f"{share.bend:+.1f} sd{paired}: {share.verdict}"
         )
     head = (
         "How much of the fluctuation's variance may fall more slowly than L^-1/2: 95 % bounds "
@@ -147,7 +151,10 @@ def _trends(result: SweepResult) -> list[str]:
     rows = [row for row in result.trends if row["set"] == "train"]
     if not rows:
         return []
-    lines = ["sqrt(L H) x predicted fluctuation goes like L^g; of (L H)^-1/2 g = 0 [95 % interval]"]
+    power, slope = ("H^-1/2", "+1/2") if result.tied else ("(L H)^-1/2", "0")
+    lines = [
+        f"sqrt(L H) x predicted fluctuation goes like L^g; of {power} g = {slope} [95 % interval]"
+    ]
     for row in rows:
         note = f" ({row['note']})" if row["note"] else ""
         low, high = row["ci95"]

@@ -75,8 +75,8 @@ class SweepResult:
         them, "up_to".
     damaged : list of str
         Result files that could not be trusted and were computed again.
-    proved : dict
-        (term, in) -> exponent that is proved at initialisation.
+    tied : bool
+        Whether all layers share one draw.
     """
 
     rows: list[dict]
@@ -87,7 +87,12 @@ class SweepResult:
     limit: dict
     runs: dict
     damaged: list[str]
-    proved: dict[tuple[str, str], float]
+    tied: bool = False
+
+    @property
+    def proved(self) -> dict[tuple[str, str], float]:
+        """(term, in) -> exponent that is proved at initialisation."""
+        return OF_TIED if self.tied else AT_INITIALISATION
 
     def against_theory(self) -> list[dict]:
         """Exponents at initialisation against the proved ones, with z-scores."""
@@ -271,9 +276,11 @@ class Sweep:
             for step, *errors in limit[name]:
                 floors[step, name] = dict(errors)
         fits = fit_rates(rows, reference_error=floors)
+        tied = self.study.setting.tied
+        if tied:  # shares are those of a power of L beside L^-1/2, which there is none of
+            fits = dataclasses.replace(fits, shares=[s for s in fits.shares if s.size != "L"])
         trends, damaged = constant_trends(rows), self.cells.damaged
-        proved = OF_TIED if self.study.setting.tied else AT_INITIALISATION
-        return SweepResult(rows, weak, fits, constant, trends, limit, runs, damaged, proved)
+        return SweepResult(rows, weak, fits, constant, trends, limit, runs, damaged, tied)
 
     def _solve_limit(self, memory: int | None) -> LimitRun:
         """The limit; its summary is kept."""
@@ -305,6 +312,7 @@ class Sweep:
             "quadrature_error": run.quadrature_error,
             "quadrature": quadrature_table(run),
             "loss": run.loss.tolist(),
+            **({"notes": run.notes} if run.notes else {}),
         }
         write_cell(self._limit_path, self._limit)
         return run
@@ -383,13 +391,6 @@ def outcome(
         },
         result.damaged,
     )
-
-
-def write_results(
-    result: SweepResult, study: SweepSetting, folder: Path, device: object = "auto"
-) -> None:
-    """The files of `outcome`, and their rates.sha256."""
-    outcome(result, study, device).write(folder)
 
 
 def _whole_heads(row: dict) -> dict:

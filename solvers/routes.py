@@ -1,8 +1,9 @@
-"""Independent routes to the limit at frozen heads: the checks that theorists know.
+"""Independent routes to the limit at frozen units: the checks that theorists know.
 
 They share the field of the units with `solve_limit` and nothing else: adaptive dopri5 for X, its
-adjoint for P(0), and the boundary-value problem for X and P together. Heads are a given function
-of depth, such as `lambda s: run.heads(k, s)`.
+adjoint for P(0), and the boundary-value problem for X and P together. Heads, or a branch of several
+families, are a given function of depth, such as `lambda s: run.heads(k, s)`, or
+`lambda s: problem.block.branch(run.units(k, s))`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from torchdiffeq import odeint, odeint_adjoint
 
 from ipslimit import Units
 from ipslimit.checks import require_finite, require_tensor
+from ipslimit.model.branch import Branch
 
 from .grid import require_depths
 
-HeadsAt = Units | Callable[[float], Units]
+Frozen = Units | Branch
+HeadsAt = Frozen | Callable[[float], Frozen]
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -36,7 +39,7 @@ def forward_dopri5(
     Parameters
     ----------
     x0 : tensor, shape (B, N, d)
-    heads_at : callable s -> Heads, or Heads (or other units)
+    heads_at : callable s -> Heads, or Heads (or other units, or a `Branch` of families)
         Heads without leading dimensions at a depth s in [0, 1], or the same at every depth.
     depths : S increasing floats in [0, 1]
     causal : bool
@@ -75,7 +78,7 @@ def costate_adjoint(
     rtol: float = 1e-10,
     atol: float = 1e-12,
     ends: Sequence[float] | torch.Tensor = (0.0, 1.0),
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | dict[str, torch.Tensor] | None]:
     """P(0), and the derivative in constant heads, by the adjoint method.
 
     Parameters
@@ -91,9 +94,9 @@ def costate_adjoint(
     -------
     p0 : tensor, shape (B, N, d)
         N dl_b/dx0.
-    gradient : tensor, shape (P, H), or None
-        Derivative of the mean loss J in packed constant heads, w_h int_0^1 g_h(s) ds; None for
-        heads given as a callable.
+    gradient : tensor, shape (P, H), or dict of family to these, or None
+        Derivative of the mean loss J in packed constant heads, w_h int_0^1 g_h(s) ds; of every
+        family of a branch; None for heads given as a callable.
 
     Raises
     ------
@@ -110,9 +113,11 @@ def costate_adjoint(
     start = x0.detach().clone().requires_grad_()
     both = torch.tensor([0.0, 1.0], dtype=torch.float64)
     end = field.integrate(odeint_adjoint, start, both, rtol, atol, ends)[-1]
-    total, wanted = loss(end).sum(), [start, *field.parameters()]
-    dx, *dheads = _or_refuse(lambda: torch.autograd.grad(total, wanted))
-    return x0.shape[1] * dx, dheads[0] / x0.shape[0] if dheads else None
+    total, wanted = loss(end).sum(), [start, *field.packed.values()]
+    dx, *slopes = _or_refuse(lambda: torch.autograd.grad(total, wanted))
+    by_family = {n: g / x0.shape[0] for n, g in zip(field.packed, slopes, strict=True)}
+    gradient = by_family if isinstance(heads_at, Branch) else next(iter(by_family.values()), None)
+    return x0.shape[1] * dx, gradient
 
 
 def boundary_value(
@@ -160,13 +165,17 @@ def boundary_value(
         return torch.from_numpy(columns.T.copy()).reshape(-1, 2, *x0.shape).unbind(1)
 
     def slopes(nodes: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        (x, p), each = split(columns), [field.heads(s) for s in nodes]
-        packed, weights = (
-            torch.stack([getattr(h, a) for h in each]) for a in ("packed", "weights")
-        )
-        heads = Units.from_packed(packed, weights, each[0].layout)
-        pull, _ = heads.vjp(x, p, causal, with_units=False)
-        both = torch.stack([heads.field(x, causal), -pull], dim=1)
+        (x, p), each = split(columns), [field.branch(s) for s in nodes]
+        families = {}
+        for name, units in each[0].families.items():
+            own = [branch.families[name] for branch in each]
+            packed, weights = (
+                torch.stack([getattr(h, a) for h in own]) for a in ("packed", "weights")
+            )
+            families[name] = Units.from_packed(packed, weights, units.layout)
+        branch = each[0].with_families(families)
+        pull, *_ = branch.vjp(x, p, causal, with_units=False)
+        both = torch.stack([branch.field(x, causal), -pull], dim=1)
         return both.flatten(1).T.numpy()
 
     def end_costate(x: torch.Tensor) -> torch.Tensor:
@@ -196,15 +205,16 @@ def boundary_value(
 class _Field(torch.nn.Module):
     """Gamma as a function of (s, x), counting evaluations.
 
-    Constant heads are made its parameter: the adjoint has no gradient for any other tensor.
+    Constant units are made its parameters: the adjoint has no gradient for any other tensor.
     """
 
     def __init__(self, x0: torch.Tensor, heads_at: HeadsAt, causal: bool):
         super().__init__()
-        self.heads, self.causal, self.evaluations = heads_at, causal, 0
-        if isinstance(heads_at, Units):
-            self.packed = torch.nn.Parameter(heads_at.packed.detach().clone())
-            self.heads = lambda s: heads_at.with_packed(self.packed)
+        self.heads_at, self.causal, self.evaluations = heads_at, causal, 0
+        self.packed = torch.nn.ParameterDict()
+        if isinstance(heads_at, Frozen):
+            for name, units in _branch(heads_at).families.items():
+                self.packed[name] = torch.nn.Parameter(units.packed.detach().clone())
         elif not callable(heads_at):
             raise TypeError(
                 f"heads_at must be Heads or a callable s -> Heads; got {type(heads_at).__name__}."
@@ -212,13 +222,22 @@ class _Field(torch.nn.Module):
         # bad input is refused here: the solvers would report a NaN as a step size that underflows
         require_tensor("x0", x0, finite=True)
         for s in (0.0, 1.0):
-            require_finite(f"heads_at({s:g})", self.heads(s).packed)
-            self.heads(s).field(x0, causal)
+            for units in self.branch(s).families.values():
+                require_finite(f"heads_at({s:g})", units.packed)
+            self.branch(s).field(x0, causal)
+
+    def branch(self, s: float) -> Branch:
+        """The units at a depth."""
+        if not isinstance(self.heads_at, Frozen):
+            return _branch(self.heads_at(s))
+        branch = _branch(self.heads_at)
+        own = {n: u.with_packed(self.packed[n]) for n, u in branch.families.items()}
+        return branch.with_families(own)
 
     def forward(self, s: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         self.evaluations += 1
         # the trial of a first step may look past the ends
-        return self.heads(float(s.detach().clamp(0.0, 1.0))).field(x, self.causal)
+        return self.branch(float(s.detach().clamp(0.0, 1.0))).field(x, self.causal)
 
     def integrate(
         self, solver: Callable, x0, grid: torch.Tensor, rtol: float, atol: float, ends=()
@@ -234,6 +253,10 @@ class _Field(torch.nn.Module):
                 self, x0, grid.to(x0.device), **tolerances, method="dopri5", options=options
             )
         )
+
+
+def _branch(units: Frozen) -> Branch:
+    return units if isinstance(units, Branch) else Branch.alone(units)
 
 
 def _or_refuse(solve: Callable):

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from test_sweep import FLAGS as OF_ATOMS
+from test_sweep import SMALL, run_cli
 
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.compare import Compared, compare, comparison_figure, outcome
@@ -96,3 +98,52 @@ def test_as_many_seeds_as_cannot_be_trained_are_refused_in_one_line(capsys, tmp_
     assert capsys.readouterr().err == (
         "ipslimit: seeds must be at most 16777216; got 20000000. Use a smaller value.\n"
     )
+
+
+def test_compare_lists_paths_of_both_models(tmp_path):
+    (found,) = compare(Compared(SMALL.setting, depth=2, heads=1, seeds=1, tol=SMALL.tol), "cpu")
+    rows = found.path_rows()
+    assert len(rows) == 2 * 2 * 2 * (3 * 2 * 3 * 3)  # steps, variables, models; layers B N d
+    start = [r["value"] for r in rows if (r["step"], r["variable"], r["s"]) == (0, "x", 0.0)]
+    half = len(start) // 2
+    assert start[:half] == start[half:]  # both start from the contexts
+
+
+def test_compare_lays_rules_side_by_side_on_the_same_law_and_draws(capsys, tmp_path):
+    folder = tmp_path / "compare"
+    flags = [*OF_ATOMS, "--depth", "4", "--heads", "2", "--seeds", "2", "--against", "sbo", "sgd"]
+    main(["compare", *flags, "--rebalance", "2", "--out", str(folder)])
+    names = [f"{rule}, balanced every 2 (hard)" for rule in ("adamw", "sbo (batch)", "sgd")]
+    printed = capsys.readouterr().out
+    assert all(f"{name}, limit: converged" in printed for name in names)
+    with (folder / "paths.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(dict.fromkeys(row["rule"] for row in rows)) == names
+    by_rule = [
+        [
+            row["value"]
+            for row in rows
+            if (row["rule"], row["step"], row["model"]) == (name, step, "particles")
+        ]
+        for step in ("0", "2")
+        for name in names
+    ]
+    assert by_rule[0] == by_rule[1] == by_rule[2]  # before training they are one
+    assert by_rule[3] != by_rule[4] != by_rule[5]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--against", "adamw"], "against must name other rules"),
+        (["--against", "tiger"], "against must name other rules"),
+        (["--rule", "sbo", "--biases", "False"], "biases must not be False with rule=sbo"),
+        (["--rebalance", "-1"], "rebalance must be at least 0"),
+        (["--damping", "2"], "damping must be"),
+        (["--rule", "sgd", "--momentum", "0.9", "--rebalance", "5"], "momentum holds weight_decay"),
+        (["--rule", "sbo", "--centre", "mean"], "centre must be one of"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused_in_one_line(capsys, tmp_path, flags, message):
+    status, text = run_cli(capsys, "compare", *flags, "--out", str(tmp_path))
+    assert status == 2 and message in text.err and len(text.err.splitlines()) == 1

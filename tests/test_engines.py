@@ -1,9 +1,11 @@
 """Engines: every one gives the same bits, survives its workers, and says when it cannot."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -14,19 +16,20 @@ from ipslimit.experiments.engines import (
     Processes,
     choose_engine,
     compute,
+    local,
     processors,
 )
-from ipslimit.experiments.engines.local import REPLACEMENTS
 from ipslimit.experiments.frame import own
 from ipslimit.experiments.frame.runner import alone
 from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
-from ipslimit.experiments.sweep import Sweep
+from ipslimit.experiments.sweep import Sweep, run_sweeps
 
 SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=4, steps=2, eps=0.1),
     Sizes(depths=(2, 4, 8), heads=(1, 4), seeds=3),
     tol=1e-4,
 )
+OTHER = dataclasses.replace(SMALL, tol=1e-3)
 
 
 def double(shared, value):
@@ -53,9 +56,9 @@ def refuse(shared, value):
 TASKS = {f"task {i}": (i,) for i in range(5)}
 
 
-@pytest.mark.parametrize("engine", [InProcess(), Processes(2)], ids=repr)
-def test_every_task_is_done_once(engine):
-    assert sorted(engine.run(double, (2,), TASKS)) == [(f"task {i}", 2 * i) for i in range(5)]
+def test_every_task_is_done_once_here():
+    found = sorted(InProcess().run(double, (2,), TASKS))
+    assert found == [(f"task {i}", 2 * i) for i in range(5)]
 
 
 def test_a_dead_worker_is_replaced_and_its_task_done_again(tmp_path):
@@ -66,8 +69,34 @@ def test_a_dead_worker_is_replaced_and_its_task_done_again(tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_always_die_are_given_up():
-    with pytest.raises(EngineFailed, match=f"{REPLACEMENTS + 1} times in a row.*--workers"):
+    with pytest.raises(EngineFailed, match=f"{local.REPLACEMENTS + 1} times in a row.*--workers"):
         list(Processes(1).run(die, (0,), {"only": (1,)}))
+
+
+def process(shared, value):
+    return os.getpid(), shared
+
+
+def test_workers_stay_from_one_run_to_the_next_until_they_are_closed():
+    engine, found = Processes(1), []
+    for shared in "abc":
+        answers = dict(engine.run(process, (shared,), TASKS))
+        assert answers.keys() == TASKS.keys() and len(set(answers.values())) == 1
+        found += set(answers.values())
+        if shared == "b":
+            engine.close()
+    (first, _), (second, _), (third, _) = found
+    assert first == second != third and [shared for _, shared in found] == list("abc")
+    engine.close()
+
+
+def test_work_that_cannot_be_sent_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(
+        EngineFailed, match=r"cannot be sent their work: .*gone.*Set TMPDIR"
+    ) as told:
+        list(Processes(1).run(double, (2,), TASKS))
+    assert "\n" not in str(told.value)
 
 
 def test_an_error_of_a_task_comes_out_as_it_is():
@@ -219,9 +248,18 @@ def test_an_engine_of_a_users_own_takes_the_workers_that_are_asked_for(mine):
     assert choose_engine(0, own=f"{mine}:Batch").workers == 1
 
 
-def test_workers_change_no_bit(tmp_path):
+def test_workers_change_no_bit(tmp_path, monkeypatch):
     alone = Sweep(SMALL, tmp_path / "alone", "cpu", InProcess()).run(progress=False)
-    shared = Sweep(SMALL, tmp_path / "shared", "cpu", Processes(2)).run(progress=False)
+    Sweep(OTHER, tmp_path / "alone", "cpu", InProcess()).run(progress=False)
+    # both sweeps by the same two workers, which are gone afterwards
+    pools = []
+    monkeypatch.setattr(
+        local, "ProcessPoolExecutor", lambda *a: pools.append(ProcessPoolExecutor(*a)) or pools[-1]
+    )
+    before, engine = set(multiprocessing.active_children()), Processes(2)
+    sweeps = [Sweep(study, tmp_path / "shared", "cpu", engine) for study in (SMALL, OTHER)]
+    shared, _ = run_sweeps(sweeps, "two", progress=False)
+    assert len(pools) == 1 and not set(multiprocessing.active_children()) - before
     assert shared.rows == alone.rows and shared.weak == alone.weak
     assert contents(tmp_path / "shared") == contents(tmp_path / "alone")
 
@@ -253,8 +291,7 @@ def test_a_second_sweep_of_a_study_waits_for_the_first(tmp_path, caplog):
 
 
 def test_different_studies_do_not_wait(tmp_path):
-    others = dataclasses.replace(SMALL, tol=1e-3)
-    paths = [Sweep(study, tmp_path, "cpu").work().lock_path for study in (SMALL, others)]
+    paths = [Sweep(study, tmp_path, "cpu").work().lock_path for study in (SMALL, OTHER)]
     with alone(paths[0]), alone(paths[1]):
         pass
 

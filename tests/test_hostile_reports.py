@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.studies.finding import (
-    FORM,
-    Finding,
-    Measured,
-    Picture,
-    Table,
-    write_finding,
-)
+from ipslimit.experiments.studies.finding import FORM, Finding, Measured, Picture, Table, outcome
 from ipslimit.experiments.studies.report import ReportCommand
 
 in_one_folder = settings(
@@ -52,7 +45,7 @@ def finding(sentence="The exponent is -0.5123."):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
-    write_finding(finding(), folder, "cpu")
+    outcome(finding(), "cpu").write(folder)
     return folder
 
 
@@ -76,7 +69,11 @@ def report(*folders, out):
 
 
 def expect_refusal(folder, out, words=""):
-    status, said, page = report(folder, out=out)
+    assert_refused(report(folder, out=out), folder, words)
+
+
+def assert_refused(answer, folder, words=""):
+    status, said, page = answer
     assert (status, page) == (2, None), said
     assert said.startswith("ipslimit: folders must hold finished studies; ")
     assert said.count("\n") == 1 and "Traceback" not in said and len(said) < 1000, said
@@ -131,7 +128,7 @@ def test_a_file_that_is_not_what_was_written_is_told(folder, tmp_path, name, dam
     if damage == "folder":
         path.mkdir()
     elif damage == "another's":
-        write_finding(finding("The exponent is -0.3333."), tmp_path / "rates", "cpu")
+        outcome(finding("The exponent is -0.3333."), "cpu").write(tmp_path / "rates")
         other = (folder / name).read_bytes()
         path.write_bytes(good if name == "finding.json" else other + b"\n")
     expect_refusal(folder, tmp_path, name)
@@ -140,7 +137,7 @@ def test_a_file_that_is_not_what_was_written_is_told(folder, tmp_path, name, dam
 def test_new_figures_beside_old_numbers_are_told(folder, tmp_path):
     """As an older version left them when it was killed."""
     old = (folder / "finding.json").read_bytes()
-    write_finding(finding("The exponent is -0.3333."), folder, "cpu")
+    outcome(finding("The exponent is -0.3333."), "cpu").write(folder)
     (folder / "finding.json").write_bytes(old)
     expect_refusal(folder, tmp_path, "finding.json is missing, or is not what finding.sha256")
 
@@ -269,9 +266,10 @@ def test_what_changes_after_it_was_checked_is_told(folder, tmp_path, monkeypatch
 @in_one_folder
 @given(st.data())
 def test_a_generated_change_is_told_or_changes_nothing(written, tmp_path, data):
-    if not (tmp_path / "rates").exists():
-        shutil.copytree(written, tmp_path / "rates")
-    folder = tmp_path / "rates"
+    folder, untouched = tmp_path / "rates", tmp_path / "untouched.html"
+    if not folder.exists():
+        shutil.copytree(written, folder)
+        untouched.write_text(report(folder, out=tmp_path)[2])
     path = folder / data.draw(
         st.sampled_from(sorted(p.name for p in written.iterdir() if p.is_file()))
     )
@@ -290,14 +288,13 @@ def test_a_generated_change_is_told_or_changes_nothing(written, tmp_path, data):
             )
         )
     )
-    _, _, untouched = report(folder, out=tmp_path)
     path.write_bytes(changed)
     try:
-        status, said, page = report(folder, out=tmp_path)
-        if changed == good or (path.suffix == ".sha256" and not status):  # a line's end, say
-            assert (status, said, page) == (0, "", untouched)
+        answer = report(folder, out=tmp_path)
+        if changed == good or (path.suffix == ".sha256" and not answer[0]):  # a line's end, say
+            assert answer == (0, "", untouched.read_text())
         else:
-            expect_refusal(folder, tmp_path)
+            assert_refused(answer, folder)
     finally:
         path.write_bytes(good)
 
@@ -353,11 +350,11 @@ def test_any_json_gives_a_whole_page_or_one_line(written, tmp_path, data):
             inner = inner[key]
         inner[place[-1]] = other
     rewrite(folder, value if place else other)
-    status, _, page = report(folder, out=tmp_path)
-    if status:
-        expect_refusal(folder, tmp_path)
+    answer = report(folder, out=tmp_path)
+    if answer[0]:
+        assert_refused(answer, folder)
     else:
-        assert Page(page).open == []
+        assert Page(answer[2]).open == []
 
 
 def test_text_is_text(folder, tmp_path):

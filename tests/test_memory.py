@@ -63,15 +63,7 @@ CASES = {
 def test_predicted_memory_is_within_30_percent_of_the_peak(case):
     setting, depth, heads, seeds, constant = CASES[case]
     study = SweepSetting(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
-    given = {
-        "setting": setting,
-        "depth": depth,
-        "heads": heads,
-        "seeds": seeds,
-        "constant": constant,
-        "memory": 2**40,
-    }
-    measured = measured_peak(given)
+    measured = measured_peak(CASES[case])
     predicted = cell_bytes(study, depth, heads)
     assert measured > 50e6, "too small to tell from the allocator's own"
     assert predicted == pytest.approx(measured, rel=0.3), f"{predicted:.3g} for {measured:.3g}"
@@ -95,15 +87,7 @@ LARGE = {
 def test_large_cells_run_to_the_end(case, capsys):
     setting, depth, heads, seeds, constant = LARGE[case]
     study = SweepSetting(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
-    given = {
-        "setting": setting,
-        "depth": depth,
-        "heads": heads,
-        "seeds": seeds,
-        "constant": constant,
-        "memory": 2**40,
-    }
-    measured, predicted = measured_peak(given), cell_bytes(study, depth, heads)
+    measured, predicted = measured_peak(LARGE[case]), cell_bytes(study, depth, heads)
     with capsys.disabled():
         print(
             f"\n  {case}, {seeds} seeds: {measured / GIB:.2f} GiB, predicted {predicted / GIB:.2f}",
@@ -119,18 +103,11 @@ def test_a_cell_keeps_to_the_memory_it_was_given():
     study = SweepSetting(Setting(**setting), Sizes((depth,), (heads,), seeds), constant=constant)
     memory = cell_bytes(study, depth, heads, 2)
     assert seeds_that_fit(study, depth, heads, memory) == 2 < seeds
-    given = {
-        "setting": setting,
-        "depth": depth,
-        "heads": heads,
-        "seeds": seeds,
-        "constant": constant,
-        "memory": memory,
-    }
-    assert measured_peak(given) < 1.3 * memory
+    assert measured_peak(CASES["constant"], memory) < 1.3 * memory
 
 
-def measured_peak(given):
+def measured_peak(case, memory=2**40):
+    given = dict(zip(("setting", "depth", "heads", "seeds", "constant"), case), memory=memory)
     result = subprocess.run(
         [sys.executable, "-c", MEASURE, json.dumps(given)],
         # blocks are given back to the system at once, or the peak would be the allocator's

@@ -18,7 +18,7 @@ from ipslimit.experiments.compare import Compared, compare
 from ipslimit.experiments.plots import rates_figure
 from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.summary import summary
-from ipslimit.experiments.sweep import Sweep, write_results
+from ipslimit.experiments.sweep import Sweep, outcome
 
 SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
@@ -28,6 +28,8 @@ SMALL = SweepSetting(
 FLAGS = (
     "--d 3 --m 2 --tokens 3 --contexts 2 --probes 2 --atoms 4 --steps 2 --eps 0.1 --tol 1e-4"
 ).split()
+FILES = {"config.json", "results.csv", "weak.csv"}
+FILES |= {f"rates.{kind}" for kind in ("json", "png", "pdf", "sha256")}
 
 
 def sizes(**changes):
@@ -43,24 +45,13 @@ def finished(tmp_path_factory):
     """A small sweep and the folder with its results."""
     folder = tmp_path_factory.mktemp("sweep")
     result = Sweep(SMALL, folder, "cpu").run(progress=False)
-    write_results(result, SMALL, folder)
+    outcome(result, SMALL).write(folder)
     return result, folder
 
 
 def test_all_results_are_written(finished):
     _, folder = finished
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
-        "cells",
-        "config.json",
-        "results.csv",
-        "weak.csv",
-        "rates.json",
-        "rates.png",
-        "rates.pdf",
-        "rates.sha256",
-        ".rates",
-    }
+    assert {path.name for path in folder.iterdir()} == FILES | {"cells", ".rates"}
     assert len(list((folder / "cells").glob("*.json"))) == 3 * (3 + 1) + 1  # H = inf, limit
     assert matplotlib.image.imread(folder / "rates.png").std() > 0.05  # not blank
 
@@ -108,16 +99,8 @@ def test_config_is_enough_to_repeat_the_study(finished):
 
 def test_equal_studies_give_equal_files(finished, tmp_path):
     _, folder = finished
-    write_results(Sweep(SMALL, tmp_path, "cpu").run(progress=False), SMALL, tmp_path)
-    for name in (
-        "config.json",
-        "results.csv",
-        "weak.csv",
-        "rates.json",
-        "rates.png",
-        "rates.pdf",
-        "rates.sha256",
-    ):
+    outcome(Sweep(SMALL, tmp_path, "cpu").run(progress=False), SMALL).write(tmp_path)
+    for name in FILES:
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
@@ -174,7 +157,7 @@ def test_cells_besides_the_product(tmp_path):
     assert fit.window == (2, 4, 8, 16)
     assert [depth for depth, _ in result.limit["theta"][1][1:]] == [2, 4, 8, 16]
     assert SweepSetting.from_dict(json.loads(json.dumps(study.as_dict()))) == study
-    write_results(result, study, tmp_path)
+    outcome(result, study).write(tmp_path)
 
 
 def test_resuming_computes_only_what_is_missing(finished, tmp_path, monkeypatch):
@@ -275,7 +258,7 @@ def test_diverged_runs_are_counted_flagged_and_drawn(tmp_path, monkeypatch):
     (fit,) = result.fits.select(size="L", at=4.0, **key)
     assert fit.diverged == 1 and "diverged" in fit.note
     assert "1 diverged" in summary(result)
-    write_results(result, SMALL, tmp_path)
+    outcome(result, SMALL).write(tmp_path)
     assert "nan" in (tmp_path / "results.csv").read_text()  # shown, not dropped
     drawn = rates_figure(result, SMALL)
     assert "1 diverged runs" in drawn._supxlabel.get_text()
@@ -292,7 +275,7 @@ def test_sampled_laws_are_swept_against_their_quadrature(tmp_path):
     # nodes are fixed by default, and what they miss is said
     assert result.limit["nodes"] == 16 and result.limit["status"] == "tolerance not reached"
     assert f"{result.limit['quadrature_error']:.1e} > quadrature_tol 1.0e-03" in summary(result)
-    write_results(result, study, tmp_path)
+    outcome(result, study).write(tmp_path)
     # in the norm that the fits compare with
     squares = [
         row["error"] ** 2
@@ -383,16 +366,8 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
     main(["compare", *flags, "--depth", "4", "--heads", "2", "--out", str(tmp_path / "compare")])
     printed = capsys.readouterr().out
     assert "limit: converged" in printed and "step 2 p: rms error" in printed
-    names = {path.name for path in (tmp_path / "compare").iterdir()}
-    assert names == {
-        "config.json",
-        "compare.png",
-        "compare.pdf",
-        "errors.csv",
-        "paths.csv",
-        "compare.sha256",
-        ".compare",
-    }
+    files = "config.json errors.csv paths.csv compare.png compare.pdf compare.sha256 .compare"
+    assert {path.name for path in (tmp_path / "compare").iterdir()} == set(files.split())
     assert "quadrature" not in printed  # with atoms there is none
 
 
@@ -406,52 +381,3 @@ def test_comparison_measures_what_the_sweep_measures(finished):
     squares = [r["error"] ** 2 for r in result.rows if all(r[k] == v for k, v in key.items())]
     # the same runs: rounding only
     assert rms == pytest.approx(math.sqrt(sum(squares) / len(squares)), rel=1e-12)
-
-
-def test_compare_lists_paths_of_both_models(tmp_path):
-    (found,) = compare(Compared(SMALL.setting, depth=2, heads=1, seeds=1, tol=SMALL.tol), "cpu")
-    rows = found.path_rows()
-    assert len(rows) == 2 * 2 * 2 * (3 * 2 * 3 * 3)  # steps, variables, models; layers B N d
-    start = [r["value"] for r in rows if (r["step"], r["variable"], r["s"]) == (0, "x", 0.0)]
-    half = len(start) // 2
-    assert start[:half] == start[half:]  # both start from the contexts
-
-
-def test_compare_lays_rules_side_by_side_on_the_same_law_and_draws(capsys, tmp_path):
-    folder = tmp_path / "compare"
-    flags = [*FLAGS, "--depth", "4", "--heads", "2", "--seeds", "2", "--against", "sbo", "sgd"]
-    main(["compare", *flags, "--rebalance", "2", "--out", str(folder)])
-    names = [f"{rule}, balanced every 2 (hard)" for rule in ("adamw", "sbo (batch)", "sgd")]
-    printed = capsys.readouterr().out
-    assert all(f"{name}, limit: converged" in printed for name in names)
-    with (folder / "paths.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert list(dict.fromkeys(row["rule"] for row in rows)) == names
-    by_rule = [
-        [
-            row["value"]
-            for row in rows
-            if (row["rule"], row["step"], row["model"]) == (name, step, "particles")
-        ]
-        for step in ("0", "2")
-        for name in names
-    ]
-    assert by_rule[0] == by_rule[1] == by_rule[2]  # before training they are one
-    assert by_rule[3] != by_rule[4] != by_rule[5]
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--against", "adamw"], "against must name other rules"),
-        (["--against", "tiger"], "against must name other rules"),
-        (["--rule", "sbo", "--biases", "False"], "biases must not be False with rule=sbo"),
-        (["--rebalance", "-1"], "rebalance must be at least 0"),
-        (["--damping", "2"], "damping must be"),
-        (["--rule", "sgd", "--momentum", "0.9", "--rebalance", "5"], "momentum holds weight_decay"),
-        (["--rule", "sbo", "--centre", "mean"], "centre must be one of"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused_in_one_line(capsys, tmp_path, flags, message):
-    status, text = run_cli(capsys, "compare", *flags, "--out", str(tmp_path))
-    assert status == 2 and message in text.err and len(text.err.splitlines()) == 1

@@ -54,5 +54,8 @@ class Engine(abc.ABC):
             If what computes them went away.
         """
 
+    def close(self) -> None:  # noqa: B027
+        """Give back what is held from one `run` to the next; by default there is nothing."""
+
     def __repr__(self) -> str:
         return type(self).__name__

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import os
+import pickle
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import torch
 
@@ -46,7 +51,7 @@ class OneThread(InProcess):
 
 
 class Processes(Engine):
-    """Spawned worker processes with one thread each.
+    """Spawned worker processes with one thread each, the same from one run to the next.
 
     A worker that dies is replaced and what it was doing is begun again; if workers keep dying,
     `EngineFailed` is raised. Leaving the iterator early stops those that run.
@@ -57,47 +62,53 @@ class Processes(Engine):
 
     def __init__(self, workers: int):
         self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._others: set = set()  # processes that were there before the pool
 
     def run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
         missing = dict(tasks)
         replacements = 0
-        while missing:
-            try:
-                for key, result in self._run(function, shared, missing):
-                    del missing[key]
-                    replacements = 0
-                    yield key, result
-            except BrokenProcessPool:
-                replacements += 1
-                if replacements > REPLACEMENTS:
-                    raise EngineFailed(
-                        f"worker processes died {replacements} times in a row (killed, or out of "
-                        "memory); finished cells are kept. Run the same command again to resume, "
-                        "with fewer --workers if memory was short."
-                    ) from None
+        with _sent(function, shared) as work:
+            while missing:
+                try:
+                    for key, result in self._run(work, missing):
+                        del missing[key]
+                        replacements = 0
+                        yield key, result
+                except BrokenProcessPool:
+                    replacements += 1
+                    if replacements > REPLACEMENTS:
+                        raise EngineFailed(
+                            f"worker processes died {replacements} times in a row (killed, or out "
+                            "of memory); finished cells are kept. Run the same command again to "
+                            "resume, with fewer --workers if memory was short."
+                        ) from None
 
-    def _run(self, function: Callable, shared: tuple, tasks: dict) -> Iterator:
-        before = set(multiprocessing.active_children())
-        executor = ProcessPoolExecutor(
-            min(self.workers, len(tasks)),
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(function, shared),
-        )
+    def _run(self, work: str, tasks: dict) -> Iterator:
+        if self._pool is None:
+            self._others = set(multiprocessing.active_children())
+            self._pool = ProcessPoolExecutor(
+                self.workers, multiprocessing.get_context("spawn"), _start_worker
+            )
         try:
-            futures = {executor.submit(_call, *task): key for key, task in tasks.items()}
+            futures = {self._pool.submit(_call, work, task): key for key, task in tasks.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            ours = set(multiprocessing.active_children()) - before
+            pool, self._pool = self._pool, None
+            pool.shutdown(wait=False, cancel_futures=True)
+            ours = set(multiprocessing.active_children()) - self._others
             for child in ours:
                 child.terminate()
             for child in ours:
                 child.join()
+            pool.shutdown()
             raise
-        finally:
-            executor.shutdown()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def __repr__(self) -> str:
         return f"Processes({self.workers})"
@@ -110,19 +121,35 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-_work: tuple[Callable, tuple] | None = None
+@contextlib.contextmanager
+def _sent(function: Callable, shared: tuple) -> Iterator[str]:
+    """A file that every worker reads once: a pool cannot send something to each of its workers."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="ipslimit-", ignore_cleanup_errors=True)
+            path = Path(stack.enter_context(folder), "work")
+            path.write_bytes(pickle.dumps((function, shared)))
+        except OSError as error:
+            raise EngineFailed(
+                f"workers cannot be sent their work: {error}. Set TMPDIR to a folder with room, or "
+                "use --workers 1."
+            ) from None
+        yield str(path)
 
 
-def _start_worker(function: Callable, shared: tuple) -> None:
-    global _work
-    _work = function, shared
+def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt needs no traceback from here
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
-def _call(*arguments):
-    function, shared = _work
+@functools.lru_cache(maxsize=1)
+def _read(work: str) -> tuple[Callable, tuple]:
+    return pickle.loads(Path(work).read_bytes())
+
+
+def _call(work: str, arguments: tuple):
+    function, shared = _read(work)
     return function(*shared, *arguments)
 
 

@@ -64,17 +64,19 @@ def run(name: str, works: Sequence[Work], progress: bool = True) -> list[dict[Ha
     EngineFailed
         If workers keep dying (out of memory, killed); finished cells are kept.
     """
-    with contextlib.ExitStack() as locks:
+    with contextlib.ExitStack() as held:
         # always in the same order, so that two processes never wait for each other
         for path in sorted({work.lock_path for work in works}):
-            locks.enter_context(alone(path))
+            held.enter_context(alone(path))
         kept = [_kept(work.tasks, work.cells) for work in works]
         total = sum(task.cost for work in works for task in work.tasks.values())
         found = sum(
             work.tasks[key].cost for work, done in zip(works, kept, strict=True) for key in done
         )
         with progress_bar(total, found, name, progress) as bar:
-            return [_finished(work, done, bar) for work, done in zip(works, kept, strict=True)]
+            return [
+                _finished(work, done, bar, held) for work, done in zip(works, kept, strict=True)
+            ]
 
 
 def _kept(tasks: dict[Hashable, Task], cells: Cells) -> dict[Hashable, dict]:
@@ -93,11 +95,14 @@ def _kept(tasks: dict[Hashable, Task], cells: Cells) -> dict[Hashable, dict]:
     return done
 
 
-def _finished(work: Work, done: dict[Hashable, dict], bar: tqdm) -> dict[Hashable, dict]:
-    """The results of all tasks, of which those of `done` were found."""
+def _finished(
+    work: Work, done: dict[Hashable, dict], bar: tqdm, held: contextlib.ExitStack
+) -> dict[Hashable, dict]:
+    """The results of all tasks, of which those of `done` were found; `held` closes the engine."""
     missing = [key for key in work.tasks if key not in done]
     if missing:
         engine = work.engine(sum(work.tasks[key].seconds for key in missing))
+        held.callback(engine.close)
         bar.set_postfix_str(work.preparing)
         shared = work.prepare(missing, engine)
         bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")

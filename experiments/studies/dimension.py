@@ -20,18 +20,20 @@ from .families import (
     problem_curves,
     problem_errors,
     row_of,
+    slope_lines,
     trend_row,
 )
-from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
+from .finding import Finding, Picture, Table, counted_steps, number_in
 from .panels import page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RULES = ("adamw", "block-adamw")
+# rule -> what theory says of its slopes
+GROWTH = {"adamw": "may grow, at most like a power of d", "block-adamw": "0"}
 # family -> what is told of it: "full" errors are shown over those at step 0
 FAMILIES = {"embedded": "error", "full": "over step 0"}
-KEYS = [(family, rule) for family in FAMILIES for rule in RULES]
+KEYS = [(family, rule) for family in FAMILIES for rule in GROWTH]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,17 +115,13 @@ class Dimension(FamilyStudy):
         words = f"{self.words(*settings.values())}, lr {self.setting.option('lr'):g} of adamw"
         return self.finding(
             sentence(told, last),
-            measured=[
-                Measured.row(
-                    f"slope in d, {r['family']}, {r['rule']}, {r['term']} of {r['variable']}, "
-                    f"rms, step {last}, {r['quantity']}",
-                    "0" if r["rule"] == "block-adamw" else "may grow, at most like a power of d",
-                    r,
-                    "slope",
-                )
-                for r in told
-                if r["slope"] is not None and r["norm"] == "rms" and r["term"] != "total"
-            ],
+            measured=slope_lines(
+                "d",
+                [r for r in told if r["norm"] == "rms"],
+                ("family", "rule"),
+                lambda r: GROWTH[r["rule"]],
+                ("quantity",),
+            ),
             tables=[Table("dimension", "Slope of log(error) in log(d)", table)],
             pictures=[
                 Picture(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..plots import cells_of
 from ..settings import Setting
 from ..sweep import SweepResult
 from .base import ClauseStudy, shared_caption, sweep_notes
-from .finding import number_in
+from .finding import Measured, number_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,6 +123,33 @@ def trend_row(about: dict, size: Sequence[int], errors: np.ndarray) -> dict:
         row |= {"slope": trend.slope, "low": trend.interval[0], "high": trend.interval[1]}
     ends = {f"error at {size[i]}": typical(errors[i]) for i in (0, -1)}
     return row | ends | {"problems": errors.shape[1]}
+
+
+def slope_lines(
+    size: str,
+    rows: list[dict],
+    by: Sequence[str],
+    theory: Callable[[dict], str],
+    after: Sequence[str] = (),
+) -> list[Measured]:
+    """Lines of the report on slopes of fluctuation and bias, where they could be fitted.
+
+    `by` and `after` are the columns that tell rows apart, named before and behind the error.
+    """
+    return [
+        Measured.row(
+            ", ".join(
+                [f"slope in {size}", *(row[name] for name in by)]
+                + [f"{row['term']} of {row['variable']}", row["norm"], f"step {row['step']}"]
+                + [row[name] for name in after]
+            ),
+            theory(row),
+            row,
+            "slope",
+        )
+        for row in rows
+        if row["slope"] is not None and row["term"] != "total"
+    ]
 
 
 def row_of(table: list[dict], **criteria) -> dict:

@@ -170,13 +170,8 @@ def outcome(finding: Finding, device: object = "auto") -> Outcome:
     )
 
 
-def write_finding(finding: Finding, folder: Path, device: object = "auto") -> None:
-    """The files of `outcome`, and their finding.sha256."""
-    outcome(finding, device).write(folder)
-
-
 def read_finding(folder: Path) -> dict:
-    """What `write_finding` wrote: finding.json, with the "content" of every picture.
+    """What the `outcome` of a study wrote: finding.json, with the "content" of every picture.
 
     Raises
     ------

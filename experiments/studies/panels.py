@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Of a panel's width, what the name of a vertical line takes with the space around it.
+LABEL = 0.13
+
 
 def page(
     rows: int, columns: int, height: float, title: str, **options
@@ -70,8 +73,6 @@ def dots(
     """
     for value in guides:
         axis.axvline(value, color="0.6", lw=0.8, ls="--")
-        place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-        axis.annotate(fraction(value), (value, 1.0), fontsize=SMALL, color="0.35", **place)
     count = len(groups)
     for i, (group, values) in enumerate(groups.items()):
         style, shift = look(i, count), (i - (count - 1) / 2) * 0.7 / count
@@ -85,6 +86,20 @@ def dots(
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(labelsize=SMALL)
+    _name_guides(axis, guides)
+
+
+def _name_guides(axis: Axes, guides: Sequence[float]) -> None:
+    """Values above their lines, each in the lowest row where it touches no other."""
+    low, high = axis.get_xlim()
+    place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+    rows: list[float] = []  # where each row ends
+    for value in sorted(guides):
+        at = (value - low) / (high - low)
+        row = next((i for i, end in enumerate(rows) if at > end), len(rows))
+        rows[row : row + 1] = [at + LABEL]
+        above = {"xytext": (0, row * SMALL), "textcoords": "offset points"}
+        axis.annotate(fraction(value), (value, 1.0), fontsize=SMALL, color="0.35", **place, **above)
 
 
 def exponents_figure(

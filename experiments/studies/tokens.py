@@ -20,9 +20,10 @@ from .families import (
     problem_curves,
     problem_errors,
     row_of,
+    slope_lines,
     trend_row,
 )
-from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
+from .finding import Finding, Picture, Table, counted_steps, number_in
 from .panels import page
 
 if TYPE_CHECKING:
@@ -95,17 +96,12 @@ class Tokens(FamilyStudy):
         words = f"{self.words(*settings.values())}, |x_i|={self.setting.radius:g}"
         return self.finding(
             sentence(table, last),
-            measured=[
-                Measured.row(
-                    f"slope in N, {r['mask']}, {r['term']} of {r['variable']}, {r['norm']}, "
-                    f"step {last}",
-                    "no growth" if r["mask"] == "no mask" else "not claimed",
-                    r,
-                    "slope",
-                )
-                for r in table
-                if r["step"] == last and r["slope"] is not None and r["term"] != "total"
-            ],
+            measured=slope_lines(
+                "N",
+                [r for r in table if r["step"] == last],
+                ("mask",),
+                lambda r: "no growth" if r["mask"] == "no mask" else "not claimed",
+            ),
             tables=[Table("tokens", "Slope of log(error) in log(N)", table)],
             pictures=[
                 Picture(

@@ -132,10 +132,21 @@ class VariedStudy(ClauseStudy):
             "measured": self.measured(results, "xp"),
             "numbers": {name: result.as_dict() for name, result in results.items()},
             "notes": notes_of({about[name]: result for name, result in results.items()}),
-            "settings": {self.VARY: list(self.values.values())},
+            "settings": self._varied(),
         }
         exponents = Table("exponents", "Exponents", fit_rows(results, self.called))
         return self.finding(sentence, tables=[exponents, *tables], **own | parts)
+
+    def _varied(self) -> dict:
+        """What varies; of a rule or a law the options too, which each has of its own."""
+        values, part = list(self.values.values()), f"{self.VARY}_options"
+        if not self.setting.has(part):
+            return {self.VARY: values}
+        return {
+            self.VARY: values,
+            part: {name: getattr(setting, part) for name, setting in self.settings().items()},
+            "setting": self.setting.as_dict(without={*self.VARIED, part}),
+        }
 
     def measured(self, results: dict[str, SweepResult], variables: Sequence[str]) -> list[Measured]:
         """Exponents after training; of numbers at the ends of their scale: the table has all."""

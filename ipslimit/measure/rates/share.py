@@ -53,7 +53,7 @@ LEAST_UNITS = 16  # L H below which no expansion in (L H)^-1/2 is believed
 SLOW_AT = 2.4  # standard deviations of the share from 0: 1 % by chance
 BENT_AT = 3.0  # of the largest bend over all sizes: 1 % by chance
 HELD_BELOW = 0.5  # bound on the share at the largest size: the smaller part
-RIVALS = {"theta": 1 / 4}  # slower exponents g; 1/3 for everything else
+RIVALS = {"theta": 1 / 4}  # slower exponents g, of theta_attention too; 1/3 for everything else
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Test:
 
     def _bounds(self, profile: Profile, variable: str) -> None:
         sample = self.sample
-        exponent = RIVALS.get(variable, 1 / 3)
+        exponent = RIVALS.get(variable.partition("_")[0], 1 / 3)
         self.rival = f"L^-1/{1 / exponent:g}"
         middle = math.exp(np.log(np.unique(sample.L)).mean())
         self.sizes = (plain(sample.L.min()), middle, plain(sample.L.max()))
