@@ -32,7 +32,7 @@ UNITS = {
 BLOCKS = UNITS | {f"{name}, rms": own | {"norm": "rms"} for name, own in UNITS.items()}
 FEW = ("attention", "perceptrons, rms", "both, parallel, rms", "both, sequential, rms")
 # SGD moves a unit by lr times a gradient of order 1, AdamW by lr: lrs that move x about alike
-RULES = {"adamw": {"rule": "adamw"}, "sgd": {"rule": "sgd", "lr": 0.2}}
+RULES = {"adamw": {"rule": "adamw"}, "sgd": {"rule": "sgd", "lr": 0.05}}
 # Colours and markers of units: blue, orange, pink, light blue.
 LOOKS = dict(zip(UNITS, ((COLOURS[i], MARKERS[i]) for i in (0, 1, 3, 4)), strict=True))
 
@@ -60,6 +60,8 @@ class Blocks(VariedStudy):
     setting: Annotated[Setting, Flat] = Setting(
         steps=5, record=(0, 5), probes=0, contexts=2, tokens=4, atoms=16
     )
+    tol: float = 1e-5
+    """Largest error wanted of the limit's x and p."""
 
     NAME: ClassVar[str] = "blocks"
     VARY: ClassVar[str] = "block"
@@ -77,8 +79,8 @@ class Blocks(VariedStudy):
         "L^-1 for the bias and (L H)^-1/2 for the fluctuation, is to be expected, with constants "
         "of their own: all are smooth fields of independent units."
     )
-    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32), (4, 32, 256), 8)
-    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (4, 64, 1024), 16)
+    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (4, 64, 1024), 8)
+    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (4, 64, 1024), 16)
 
     def settings(self) -> dict[str, Setting]:
         return {name: self.setting.varied(**own) for name, own in self.values.items()}

@@ -16,7 +16,7 @@ from ipslimit.solvers import solve_limit
 from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
 from ..frame.task import Task
-from ..plots import NAMES, bars, cells_of, look, shade
+from ..plots import NAMES, bars, cells_of, legend_below, look, shade
 from ..settings import Flat, Setting, Sizes
 from ..store import NUMBER
 from ..sweep import SweepResult
@@ -52,8 +52,8 @@ class Horizon(ClauseStudy):
     """
 
     setting: Annotated[Setting, Flat] = Setting(
-        steps=80,
-        record=(0, 1, 2, 3, 5, 7, 10, 14, 20, 28, 34, 40, 48, 56, 64, 72, 80),
+        steps=120,
+        record=(0, 1, 2, 3, 5, 7, 10, 14, 20, 28, 36, 44, 52, 60, 70, 80, 90, 100, 110, 120),
         probes=4,
         contexts=32,
         batch=4,
@@ -70,7 +70,7 @@ class Horizon(ClauseStudy):
         "exponentially with it: a horizon that grows like log(L H) at least. How it really grows "
         "is not known."
     )
-    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32), (8, 32, 128), 8)
+    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32), (8, 32, 128), 12)
     FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (8, 32, 128, 512), 16)
 
     @property
@@ -356,7 +356,7 @@ def figure(
             axis.axhline(PART, color="0.4", lw=0.8, ls="--", label="10 %")
             axis.set(xscale="log", yscale="log")
             label(axis, y=f"{term} / motion, {variable}", title=NAMES[variable])
-            legend(axis, loc="upper center", ncols=2)
+            legend_below(axis, columns=2)
         for i, term in enumerate(TERMS):
             style = look(i)
             own = [r for r in rows if (r["variable"], r["term"]) == (variable, term)]
