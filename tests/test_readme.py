@@ -20,6 +20,16 @@ def test_the_first_example_runs_and_converges(capsys):
     assert "converged" in printed and "tensor(" in printed
 
 
+def test_the_example_of_a_block_trains_on_from_the_first():
+    names = {}
+    for word in ("solve_limit", "XavierPerceptrons"):
+        (code,) = (block for block in BLOCKS if word in block)
+        exec(code, names)
+    run = names["run"]
+    assert run.status == "ok" and run.units[8]["perceptron"].w_in.shape == (1, 16, 32, 8, 4)
+    assert len(run.batches[3]) == 4
+
+
 @pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "SAGGS"])
 def test_every_optimizer_works_by_itself_on_a_torch_model(word):
     (block,) = (block for block in BLOCKS if word in block)

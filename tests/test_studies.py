@@ -65,9 +65,14 @@ def small(name, out):
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
         "dimension": fixed | {"dimensions": (2, 3, 4)},
+        "batches": {"heads": (1, 4), "batch_sizes": (1, 4), "batch_seeds": 2},
+        "horizon": {"heads": (1, 64)},
     }.get(name, trained)
     if name == "steps":
         options["setting"] = options["setting"].varied(record=(0, 2, 3, 4))
+    if name in ("batches", "horizon"):
+        more = {"record": (0, 1, 2, 4), "batch": 2} if name == "horizon" else {"record": (4,)}
+        options["setting"] = Setting(**SMALL | {"contexts": 4, "probes": 2}, steps=4, **more)
     if name == "uniform":
         options |= {"iterations": 3, "random_contexts": 5, "starts": 2}
     if name == "tokens":
@@ -149,7 +154,7 @@ def test_of_laws_that_vary_the_options_of_each_are_recorded(folders):
     assert not {"law", "law_options"} & settings["setting"].keys()
 
 
-@pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling"])
+@pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling", "horizon"])
 def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     """Nothing is trained again, and the finding is the same."""
 
@@ -158,7 +163,7 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
 
     for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
         monkeypatch.setattr(f"ipslimit.experiments.{module}.train_particles", refuse)
-    for module in ("sweep", "studies.uniform", "studies.epsilon"):
+    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.horizon"):
         monkeypatch.setattr(f"ipslimit.experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     small(name, folders[name]).measure(progress=False).write(folders[name])

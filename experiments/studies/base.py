@@ -6,12 +6,13 @@ import abc
 import dataclasses
 import inspect
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from ipslimit.checks import require_int, require_real, shown
 from ipslimit.measure.errors import theta_names
-from ipslimit.measure.rates import RateFit, RateFits, Share
+from ipslimit.measure.rates import RateFit, RateFits, Share, equivalence
 
 from ..frame.command import Command
 from ..frame.fields import Distinct
@@ -227,6 +228,24 @@ def share_columns(share: Share | None) -> dict:
         return dict.fromkeys(SHARES)
     bounds = (share.upper[2], share.expected[2]) if share.upper else (None, None)
     return dict(zip(SHARES, (share.verdict, *bounds, share.bend), strict=True))
+
+
+def held_against(fit: RateFit, theory: float) -> dict:
+    """What a table says of an exponent and of how its interval stands to the one of theory."""
+    low, high = fit.interval
+    found = {"theory": theory, "exponent": fit.exponent, "low": low, "high": high}
+    return found | {"verdict": equivalence((low - theory, high - theory))}
+
+
+def tally(rows: Sequence[dict]) -> str:
+    """Of rows of `held_against`, term by term: how many are alike, and which differ."""
+    parts = []
+    for term, size in BOUND:
+        own = [row for row in rows if (row["term"], row["in"]) == (term, size)]
+        counts = Counter(row["verdict"] for row in own).most_common()
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+        parts += [f"{term} in {size} ({own[0]['theory']:g}): {told}"] if own else []
+    return "; ".join(parts) or "none could be fitted"
 
 
 def measured_fit(fits: RateFits, what: str, theory: str, fit: RateFit) -> Measured:

@@ -14,10 +14,13 @@ import tyro
 
 from ..frame.own import is_own, own_class
 from .base import ClauseStudy
+from .batches import Batches
+from .blocks import Blocks
 from .causal import Causal
 from .constant import Constant
 from .dimension import Dimension
 from .epsilon import Epsilon
+from .horizon import Horizon
 from .influence import Influence
 from .laws import Laws
 from .rates import Rates
@@ -42,6 +45,9 @@ STUDIES: tuple[type[ClauseStudy], ...] = (
     Scaling,
     Influence,
     Sharpness,
+    Blocks,
+    Batches,
+    Horizon,
 )
 
 

@@ -71,7 +71,7 @@ class Steps(ClauseStudy):
             for scale in SCALES:
                 trend = growth(steps, constants, scale)
                 trends[variable, term, norm, scale] = trend
-                table.append(_row(variable, term, norm, scale, trend, steps, constants))
+                table.append(growth_row(variable, term, norm, scale, trend, steps, constants))
 
         def find(group: tuple, step: int, term: str, size: str):
             variable, norm = group
@@ -119,11 +119,13 @@ class Steps(ClauseStudy):
         )
 
 
-def constants_of(result: SweepResult, steps, variable: str, term: str, norm: str) -> np.ndarray:
+def constants_of(
+    result: SweepResult, steps, variable: str, term: str, norm: str, where: str = "train"
+) -> np.ndarray:
     """Constants (cells, steps, seeds): sqrt(L H) x fluctuation, or L x bias."""
     found = []
     for step in steps:
-        cells = cells_of(result.rows, step, variable, norm)[term]
+        cells = cells_of(result.rows, step, variable, norm, where)[term]
         units = {c: (math.sqrt(c[0] * c[1]) if term == "fluctuation" else c[0]) for c in cells}
         found.append([units[cell] * errors for cell, errors in cells.items()])
     return np.array(found).swapaxes(0, 1)
@@ -143,7 +145,8 @@ def growth(steps, constants: np.ndarray, scale: str) -> Trend | tuple[float, flo
     return float(slope), float(np.exp(constant))
 
 
-def _predict(trend, scale: str, steps) -> np.ndarray:
+def predicted(trend, scale: str, steps) -> np.ndarray:
+    """What the growth says of these steps."""
     if isinstance(trend, Trend):
         return trend(steps)
     slope, constant = trend
@@ -151,10 +154,11 @@ def _predict(trend, scale: str, steps) -> np.ndarray:
     return constant * np.exp(slope * x)
 
 
-def _row(variable, term, norm, scale, trend, steps, constants) -> dict:
+def growth_row(variable, term, norm, scale, trend, steps, constants) -> dict:
+    """A row of a table: the growth, how far the constants lie from it, and their ends."""
     random = isinstance(trend, Trend)
     mean = np.array([root_mean_square(constants[:, i].ravel()) for i in range(len(steps))])
-    misfit = np.log(mean / _predict(trend, scale, steps))
+    misfit = np.log(mean / predicted(trend, scale, steps))
     return {
         "variable": variable,
         "term": term,
@@ -178,13 +182,13 @@ def sentence(table: list[dict], steps) -> str:
             better, worse = sorted(rows.values(), key=lambda r: r["misfit"])
             factor = better["last constant"] / better["first constant"]
             parts.append(
-                f"{variable} {term} {factor:.1f} times ({_which(better, worse)}, misfit "
+                f"{variable} {term} {factor:.1f} times ({which_growth(better, worse)}, misfit "
                 f"{100 * better['misfit']:.0f} %)"
             )
     return f"From step {steps[0]} to {steps[-1]} the constants grow: {'; '.join(parts)}."
 
 
-def _which(better: dict, worse: dict) -> str:
+def which_growth(better: dict, worse: dict) -> str:
     """The growth that fits, if one fits clearly better."""
     if worse["misfit"] < CLEARLY * better["misfit"]:
         return "power and exponential fit alike"
@@ -206,7 +210,7 @@ def growth_figure(result: SweepResult, recorded, trends, words: str) -> Figure:
                 mean = [root_mean_square(at.ravel()) for at in constants.swapaxes(0, 1)]
                 scatter(axis, dict(zip(recorded, mean, strict=True)), look(i), norm)
                 for scale, line in zip(SCALES, ("-", "--"), strict=True):
-                    fitted = _predict(trends[variable, term, norm, scale], scale, fine)
+                    fitted = predicted(trends[variable, term, norm, scale], scale, fine)
                     axis.plot(fine, fitted, color=look(i)["color"], ls=line, lw=0.8)
             axis.set_yscale("log")
             unit = "√(L H) × fluctuation" if term == "fluctuation" else "L × bias"
