@@ -107,7 +107,9 @@ def test_compiled_sweep_is_the_sweep_layer_by_layer(rule, dtype, keep):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("rule", [RULES[i] for i in (2, 7)] + [BY_DEPTH], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [RULES[i] for i in (2, 7)] + [BY_DEPTH], ids=["adamw", "sbo", "by depth"]
+)
 @pytest.mark.parametrize("kind", BRANCHES)
 def test_compiled_sweep_of_any_branch_is_that_layer_by_layer(kind, rule, dtype):
     assert_same_sweep(*pair(dtype, **BRANCHES[kind]), rule, dtype, keep=True)
@@ -127,7 +129,7 @@ def test_threads_and_the_way_through_the_layers_change_no_bit(rule, cut, monkeyp
 
 
 @pytest.mark.parametrize("cut", [(1, 1), (2, 3)], ids=str)
-@pytest.mark.parametrize("rule", [RULES[7], BY_DEPTH], ids=repr)
+@pytest.mark.parametrize("rule", [RULES[7], BY_DEPTH], ids=["sbo", "by depth"])
 @pytest.mark.parametrize("kind", [kind for kind in BRANCHES if kind != "attention"])
 def test_threads_and_the_way_change_no_bit_of_any_branch(kind, rule, cut, monkeypatch):
     assert_same_bits(*pair(seeds=5, H=20, **BRANCHES[kind]), rule, cut, monkeypatch)
