@@ -252,7 +252,7 @@ def check_limit(problem: Problem, limit: LimitRun) -> Checked:
 def check_figure(checked: Checked, setting: Setting) -> Figure:
     """Differences against depth, beside the limit's estimate and (dotted) that of each route."""
     from .frame.plot import DASHED, SMALL, TEXT, label, page  # matplotlib is slow to import
-    from .plots import COLOURS, MARKERS, NAMES, caption
+    from .plots import COLOURS, MARKERS, NAMES, caption, heading
 
     steps = checked.limit.steps
     figure, axes = page(len(steps), 2, 2.2 * len(steps) + 0.4, sharex=True)
@@ -278,7 +278,7 @@ def check_figure(checked: Checked, setting: Setting) -> Figure:
         axis.legend(
             fontsize=SMALL, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3
         )
-    figure.suptitle(caption(setting), fontsize=TEXT)
+    heading(figure, caption(setting))
     return figure
 
 

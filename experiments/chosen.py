@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from ipslimit.checks import shown
@@ -128,9 +128,12 @@ class Chosen(Kept):
 
     def check(self) -> None:
         super().check()
-        idle = self.idle
-        for name, usual in self.defaults(idle):
-            why, remedy = idle[name]
+        self.leave_out(self.idle)
+
+    def leave_out(self, reasons: Mapping[str, tuple[str, str]]) -> None:
+        """Refuse other values than the default; name -> why, and what it goes with."""
+        for name, usual in self.defaults(reasons):
+            why, remedy = reasons[name]
             if getattr(self, name) != usual:
                 raise ValueError(
                     f"{name} must be left out {why}; got {shown(getattr(self, name))}. Leave it "

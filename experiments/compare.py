@@ -19,10 +19,11 @@ from ipslimit.solvers import LimitRun, solve_limit
 from .cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, train_seeds
 from .choices import RULES
 from .engines import Engine, choose_engine, compute
+from .frame.kept import plain
 from .frame.outcome import Outcome
 from .frame.own import is_own
 from .memory import seeds_that_fit
-from .plots import COLOURS, NAMES, SMALL, TEXT, caption, rule_name, short_name
+from .plots import COLOURS, NAMES, SMALL, TEXT, caption, heading, rule_name, short_name
 from .provenance import provenance
 from .settings import Flat, Setting, Sizes, StudyError, SweepSetting
 
@@ -199,7 +200,7 @@ def comparison_figure(comparisons: list[Comparison], tokens: int = 6) -> Figure:
     text = f"L={run.depth}, H={run.head_count:g}, {len(run.seeds)} seeds; {caption(first.setting)}"
     if rules > 1:  # each column names its own
         text = text.replace(f"{first.rule}, ", "")
-    figure.suptitle("\n".join([text, *diverged]), fontsize=TEXT)
+    heading(figure, text, *diverged)
     return figure
 
 
@@ -382,8 +383,7 @@ def outcome(
     `device` computed the numbers.
     """
     limits = [comparison.limit_summary() for comparison in comparisons]
-    plain = dataclasses.asdict(pair) | {"setting": pair.setting.as_dict()}
-    made = provenance(device) | {"pair": plain} | {"limits": limits}
+    made = provenance(device) | {"pair": plain(pair)} | {"limits": limits}
     paths, errors = (
         [row for comparison in comparisons for row in rows(comparison)]
         for rows in (Comparison.path_rows, Comparison.error_rows)

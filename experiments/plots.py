@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -22,13 +23,14 @@ MARKERS = "os^Dv<"
 BIAS = {"color": "#000000", "marker": "x"}
 TEXT = 8  # points, at the figures' own width of a page
 SMALL = 6.5
+WIDE = 105  # characters of the size TEXT in a page's width
 FRACTIONS = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4"}
 NAMES = {
     "x": "hidden states x",
     "p": "costates p",
     "theta": "parameters θ",
-    "theta_attention": "parameters θ of heads",
-    "theta_perceptron": "parameters θ of perceptrons",
+    "theta_attention": "θ of heads",
+    "theta_perceptron": "θ of perceptrons",
 }
 
 
@@ -60,7 +62,7 @@ def rates_figure(result, study) -> Figure:
     titles = ("bias, and fluctuation, in L", "fluctuation in H", "the constant, without a fit")
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=TEXT)
-    figure.suptitle(caption(setting) + f"; {study.sizes.seeds} seeds", fontsize=TEXT)
+    heading(figure, caption(setting) + f"; {study.sizes.seeds} seeds")
     if result.runs["diverged"]:
         figure.supxlabel(
             f"{result.runs['diverged']} diverged runs (x at the top) are left out of the means",
@@ -69,12 +71,18 @@ def rates_figure(result, study) -> Figure:
     return figure
 
 
+def heading(figure: Figure, *lines: str) -> None:
+    """The title of a figure; a line that is wider than a page is broken."""
+    broken = [part for line in lines for part in textwrap.wrap(line, WIDE) or [""]]
+    figure.suptitle("\n".join(broken), fontsize=TEXT)
+
+
 def caption(setting) -> str:
     """The setting in one line."""
     law = f"{setting.stored} atoms" if setting.law == "atoms" else short_name(setting.law)
     options = [f"{name} {setting.option(name):g}" for name in ("lr", "eps") if setting.has(name)]
     if setting.schedule != "constant":
-        options.append(f"{setting.schedule} ({setting.warmup} steps; to {setting.floor:g})")
+        options += [f"warm-up {setting.warmup}", f"cosine to {setting.floor:g}"]
     if setting.clip is not None:
         options.append(f"clip {setting.clip:g}")
     batch = f"B={setting.contexts}"

@@ -234,6 +234,13 @@ class Setting(Chosen):
         return tuple(self.laws) if is_own(self.law) else tuple(self.block.split("+"))
 
     @property
+    def key(self) -> dict:
+        """All that decides the numbers of its runs, in plain types: kept cells are named by it."""
+        # units of one's own had the draws of heads before there were others beside these
+        own = {} if self.families == ("attention",) else {"families": self.families}
+        return self.as_dict() | own
+
+    @property
     def laws(self) -> Mapping[str, Law]:
         """The law of every family."""
         return Block.of(self.make_law()).laws
@@ -261,7 +268,7 @@ class Setting(Chosen):
     def make_law(self) -> Law | Block:
         """The law of one family alone; a block where there are two, or a norm."""
         if is_own(self.law):
-            own = self._law(self._kind(LAW), "attention")
+            own = self.law_of("attention", self._kind(LAW))
             laws = {family_of(own.units): own}
             if self.block not in ("attention", *laws):
                 raise ValueError(
@@ -271,13 +278,14 @@ class Setting(Chosen):
                 )
         else:
             kinds = {"attention": self._kind(LAW), "perceptron": PERCEPTRON_LAWS[self.law]}
-            laws = {family: self._law(kinds[family], family) for family in self.families}
+            laws = {family: self.law_of(family, kinds[family]) for family in self.families}
         if len(laws) == 1 and self.norm == "none":
             return next(iter(laws.values()))
         norm = None if self.norm == "none" else self.norm
         return Block(**laws, norm=norm, norm_eps=self.norm_eps, sequential=self.sequential)
 
-    def _law(self, kind: Callable[..., Law], family: str) -> Law:
+    def law_of(self, family: str, kind: Callable[..., Law]) -> Law:
+        """The law of one family, made by `kind`; a subclass may change it."""
         given = {name: getattr(self, name) for name in ("d", "m", "activation", "gated")}
         given |= {"biases": self.has_biases, "dtype": DTYPES[self.dtype]}
         given["generator"] = self._generators()[family]
@@ -313,8 +321,12 @@ class Setting(Chosen):
                 normal(probe_rng, self.probes, self.tokens, self.d),
                 normal(probe_rng, self.probes, self.d),
             )
-        batches = {"batch": self.batch, "batch_seed": self.batch_seed, "tied": self.tied}
-        return Problem(contexts, targets, self.make_law(), self.causal, probes, **batches)
+        return Problem(contexts, targets, self.make_law(), self.causal, probes, **self.batches)
+
+    @property
+    def batches(self) -> dict:
+        """What a `Problem` is to know of steps and layers: its keyword arguments."""
+        return {"batch": self.batch, "batch_seed": self.batch_seed, "tied": self.tied}
 
 
 Size = Annotated[int, Whole(1, MOST_HEADS)]

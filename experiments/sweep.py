@@ -175,7 +175,7 @@ class Sweep:
         self.engine, self.memory = engine, memory
         self.cells = Cells(Path(folder) / "cells")
         kind = type(study.setting)
-        setting = [kind.__name__, study.setting.as_dict()]
+        setting = [kind.__name__, study.setting.key]
         setting += filter(None, [digest_of(kind)])  # one that the user's own file defines
         # its errors are those at the depths of the sizes' layers
         depths = study.sizes.all_depths

@@ -107,7 +107,7 @@ def solved(setting, contexts):
 
 
 def frozen_error(variable, problem, run, limit, finer=1):
-    error = FrozenError.of(run.heads[2], limit, 2, problem.causal, finer)
+    error = FrozenError.of(problem.block.branch(run.units[2]), limit, 2, problem.causal, finer)
     if variable == "p":
         error = dataclasses.replace(error, costate=costate_at_end(problem, problem.probes[1]))
     return error

@@ -17,7 +17,8 @@ from ipslimit.experiments.studies.redraw import (
     measure_redraws,
     redraw,
 )
-from ipslimit.model.particles import draw_generator, train_from
+from ipslimit.model.draws import draw_generator
+from ipslimit.model.particles import train_from
 from ipslimit.model.runs import empty_run
 
 RULE = AdamW(lr=0.05, eps=0.01)

@@ -18,6 +18,7 @@ from ..provenance import provenance
 from ..store import Cells, finite, prepare_folder
 from . import runner
 from .experiment import Experiment
+from .kept import plain
 from .outcome import Outcome
 from .task import Task
 
@@ -151,7 +152,7 @@ class ExperimentCommand(Command):
 
     def made(self, key: str, device: str = "cpu") -> dict:
         """With what the numbers were made, and the setting under `key`, in plain types."""
-        return provenance(device) | {key: dataclasses.asdict(self.chosen)}
+        return provenance(device) | {key: plain(self.chosen)}
 
     def measure(self, progress: bool = True) -> Outcome:
         experiment = self.experiment()

@@ -26,9 +26,7 @@ class Kept(Checked):
 
     def as_dict(self) -> dict:
         """Plain types, for a file; `from_dict` gives the settings back."""
-        content = dataclasses.asdict(self)
-        parts = {name: getattr(self, name) for name in content}
-        content |= {name: part.as_dict() for name, part in parts.items() if isinstance(part, Kept)}
+        content = plain(self)
         return {k: v for k, v in content.items() if k not in self.LATER or v != self.LATER[k]}
 
     @classmethod
@@ -65,6 +63,13 @@ class Kept(Checked):
     def _made(cls, values: dict, name: str) -> typing.Self:
         """Out of the values of all fields, whose types are right."""
         return cls(**values)
+
+
+def plain(settings) -> dict:
+    """As `dataclasses.asdict`, but for what parts that are kept leave out."""
+    content = dataclasses.asdict(settings)
+    parts = {name: getattr(settings, name) for name in content}
+    return content | {n: part.as_dict() for n, part in parts.items() if isinstance(part, Kept)}
 
 
 def require_names(names: Collection[str], content: object, name: str) -> None:

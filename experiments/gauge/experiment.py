@@ -18,6 +18,7 @@ from ipslimit.solvers import solve_limit
 from ..engines import InProcess
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
+from ..frame.kept import plain
 from ..frame.task import Task
 from ..settings import Flat, Setting
 from ..store import finite
@@ -73,6 +74,8 @@ class GaugeSetting(Checked):
 
     def check(self) -> None:
         super().check()
+        why = "of the study gauge, whose symmetries are those of heads alone"
+        self.setting.leave_out(dict.fromkeys(("block", "norm"), (why, "ipslimit sweep")))
         if not self.setting.exact:
             raise ValueError(
                 f"law must be atoms, whose pairs can be rescaled; got {self.setting.law}. Leave "
@@ -126,7 +129,8 @@ class GaugeSetting(Checked):
         shape = (len(heads.layout.pairs), heads.count)
         u = 2.0 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1.0
         law = Atoms(rescale_pairs(heads, factor**u)) if factor != 1.0 else problem.law
-        return Problem(problem.contexts, problem.targets, law, problem.causal)
+        batches = self.setting.batches
+        return Problem(problem.contexts, problem.targets, law, problem.causal, **batches)
 
 
 def train(study: GaugeSetting, device: str, cell: GaugeCell) -> dict:
@@ -206,7 +210,7 @@ class GaugeExperiment(Experiment):
         return [*AS_IT_IS.values(), *self.setting.runs()]
 
     def task(self, cell: GaugeCell) -> Task:
-        fields = dataclasses.asdict(self.setting)
+        fields = plain(self.setting)
         # what other runs there are decides nothing
         key = {name: value for name, value in fields.items() if name not in ("factors", "gauges")}
         name, base = "-".join(map(str, cell)), AS_IT_IS[cell.treatment]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from ipslimit.checks import require_int, require_real, shown
+from ipslimit.measure.errors import theta_names
 from ipslimit.measure.rates import RateFit, RateFits, Share, equivalence
 
 from ..frame.command import Command
@@ -21,7 +22,7 @@ from ..settings import Flat, Setting, Sizes, SweepSetting
 from ..sweep import Sweep, SweepResult, run_sweeps
 from .finding import Finding, Measured, number_of, outcome
 
-VARIABLES, NORMS = ("x", "p", "theta"), ("rms", "sup")
+NORMS = ("rms", "sup")
 # Of [GR], after training: (term, in) -> the bound as text, and the exponents that are drawn.
 BOUND = {
     ("bias", "L"): "at most -1",
@@ -34,6 +35,10 @@ GUIDES = {
     ("fluctuation", "H"): (-0.5,),
 }
 UNKNOWN = "no statement known to us"
+# Of tied layers: a draw is the same in all of them.
+SHARED = "0, as layers share one draw"
+# Why a study does not take them.
+UNTIED = {"tied": "whose theory is of layers that draw for themselves"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,7 @@ class ClauseStudy(Command):
     THEORY: ClassVar[str]
     LEAST_SEEDS: ClassVar[int] = 2  # seeds are what intervals come from
     VARIED: ClassVar[dict[str, str]] = {}  # settings that are not one number here -> what to do
+    WITHOUT: ClassVar[dict[str, str]] = {}  # settings that it does not take -> why
     QUICK: ClassVar[Sizes]
     FULL: ClassVar[Sizes]
 
@@ -96,6 +102,8 @@ class ClauseStudy(Command):
                     f"got {shown(self.setting.option(name))}. {remedy}"
                 )
         self.setting.check()
+        reasons = {n: f"of the study {self.NAME}, {why}" for n, why in self.WITHOUT.items()}
+        self.setting.leave_out({n: (why, "the study rates") for n, why in reasons.items()})
         self.sizes.check()
         require_int("seeds", self.sizes.seeds, self.LEAST_SEEDS)
         require_int("root_seed", self.root_seed, 0)
@@ -139,6 +147,16 @@ class ClauseStudy(Command):
         return f"{shared_caption(settings or (self.setting,))}; {self.sizes.seeds} seeds"
 
 
+def variables_of(setting: Setting) -> tuple[str, ...]:
+    """What errors are measured of: x, p, and the parameters of each family of units."""
+    return ("x", "p", *theta_names(setting.families).values())
+
+
+def is_theta(variable: str) -> bool:
+    """Whether a variable is the parameters, of one family or of all."""
+    return variable.partition("_")[0] == "theta"
+
+
 def require_distinct(name: str, values: Sequence[float]) -> None:
     """Refuse values that are not positive, or named twice, or none at all."""
     for value in values:
@@ -157,7 +175,9 @@ def shared_caption(settings: Sequence[Setting]) -> str:
     return "; ".join(", ".join(group) for group in groups if group)
 
 
-def notes_of(results: dict[str, SweepResult], sizes="LH", variables=VARIABLES) -> list[str]:
+def notes_of(
+    results: dict[str, SweepResult], sizes="LH", variables: Sequence[str] = ()
+) -> list[str]:
     """What went wrong, and fits that could not be had, by the name of the sweep."""
     return sweep_notes(results) + [
         (f"{name}: " if name else "") + why
@@ -182,16 +202,19 @@ def sweep_notes(results: dict[str, SweepResult]) -> list[str]:
 
 
 def refusals(result: SweepResult, sizes: str, variables: Sequence[str]) -> list[str]:
-    """Fits over all cells that could not be had, with the reason, in the sizes that were varied."""
+    """Fits over all cells that could not be had, with the reason, in the sizes that were varied.
+
+    Of these variables, or of all.
+    """
     return [
         f"step {r['step']} {r['variable']} {r['term']} in {r['in']} ({r['norm']}, {r['set']}): "
         f"no fit, {r['reason']}"
         for r in result.fits.refused
         if r["at"] in ("all", "inf")
         and r["in"] in sizes
-        and r["variable"] in variables
+        and (not variables or r["variable"] in variables)
         # parameters have no error before the first step
-        and (r["step"], r["variable"]) != (0, "theta")
+        and not (r["step"] == 0 and is_theta(r["variable"]))
     ]
 
 
@@ -238,13 +261,20 @@ def measured_fits(
         measured_fit(
             result.fits,
             f"{about}{term} in {size}, {variable}, rms, step {step}",
-            UNKNOWN if variable == "theta" else theory,
+            bound_of(result, variable, term, size),
             fit,
         )
-        for (term, size), theory in BOUND.items()
+        for term, size in BOUND
         for variable in variables
         if (fit := find_fit(result, step, variable, term, size))
     ]
+
+
+def bound_of(result: SweepResult, variable: str, term: str, size: str) -> str:
+    """What bounds an exponent after training, as text."""
+    if is_theta(variable):
+        return UNKNOWN
+    return SHARED if result.proved[term, size] == 0.0 else BOUND[term, size]
 
 
 def told(fits: RateFits, fit: RateFit) -> str:

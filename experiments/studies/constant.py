@@ -13,7 +13,7 @@ from ipslimit.measure.fluctuation import is_linear
 from ..frame.plot import label, ticks_at
 from ..plots import NAMES, SMALL, along, bars, cells_of, look
 from ..settings import Flat, Setting, Sizes, StudyError
-from .base import ClauseStudy, sweep_notes
+from .base import UNTIED, ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table, number_in
 from .panels import legend, legend_outside, page, scatter
 
@@ -39,6 +39,7 @@ class Constant(ClauseStudy):
     setting: Annotated[Setting, Flat] = Setting(steps=20, record=(0, 1, 5, 20), probes=0)
 
     NAME: ClassVar[str] = "constant"
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     TITLE: ClassVar[str] = "The constant of the fluctuation"
     THEORY: ClassVar[str] = (
         "sqrt(L H) times the fluctuation tends to a law that is known without a fit: the linear "

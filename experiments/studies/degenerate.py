@@ -94,7 +94,7 @@ class TangentialSetting(Setting):
             )
 
     def make_law(self) -> Atoms:
-        mean, rng = _shift(), self._generators()[0]
+        mean, rng = _shift(), self._generators()["attention"]
         apart = torch.from_numpy(rng.standard_normal((self.option("atoms") // 2, 3, 3)))
         o = torch.cat([mean + self.spread * apart, mean - self.spread * apart])
         none, v = torch.zeros_like(o), torch.eye(3, dtype=o.dtype).expand_as(o)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..plots import NAMES, look
 from ..settings import Flat, Setting, Sizes
 from ..store import NUMBER
 from ..sweep import SweepResult
-from .base import GUIDES, VARIABLES, find_fit, notes_of, require_distinct, told
+from .base import GUIDES, find_fit, is_theta, notes_of, require_distinct, told, variables_of
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_of
 from .panels import legend, page, scatter
 from .varied import VariedStudy, scale_figure
@@ -99,12 +100,12 @@ class Epsilon(VariedStudy):
         trend = control_trend(control, self.raw_eps)
         step, limit = self.setting.recorded[-1], "status error elements".split()
         losses = "scaled raw decayed".split()
-        words = self.words(*self.settings().values())
+        words, variables = self.words(*self.settings().values()), variables_of(self.setting)
         what = "control: what training on raw gradients does to the loss, in L H"
         return self.compared(
             results,
-            sentence(results, step, control, trend),
-            measured=[*self.measured(results, VARIABLES), Measured.fit(what, "-1", trend)],
+            sentence(results, step, control, trend, variables),
+            measured=[*self.measured(results, variables), Measured.fit(what, "-1", trend)],
             tables=[
                 Table(
                     "limits",
@@ -123,7 +124,7 @@ class Epsilon(VariedStudy):
             pictures=[
                 Picture(
                     "epsilon",
-                    scale_figure(results, self.values, "eps", step, words, VARIABLES, LEVELS),
+                    scale_figure(results, self.values, "eps", step, words, variables, LEVELS),
                     f"Exponents at step {step} (rms) against eps, with 95 % intervals (fit ranges "
                     "for the bias). The parameters' -1/4 is what flips of sign alone would give on "
                     "average over the layers; the largest over the layers, drawn here, falls more "
@@ -149,7 +150,7 @@ class Epsilon(VariedStudy):
     def control(self, progress: bool) -> tuple[dict, list[str]]:
         """Losses after training: scaled, raw, and weight decay only; and the limits' losses."""
         draws = (self.sizes.seeds, self.root_seed)
-        key = (dataclasses.asdict(self.setting), self.raw_eps, *draws)
+        key = (self.setting.key, self.raw_eps, *draws)
         sizes = [(L, max(1, round(size / (self.raw_eps * L)))) for L, size in CONTROL]
         limit = (self.setting, self.tol, self.place)
         tasks: dict = {
@@ -223,10 +224,16 @@ def control_trend(control: dict, raw_eps: float) -> Trend:
     return fit_trend(sizes, gains, shared_draws=False)
 
 
-def sentence(results: dict[str, SweepResult], step: int, control: dict, trend: Trend) -> str:
+def sentence(
+    results: dict[str, SweepResult],
+    step: int,
+    control: dict,
+    trend: Trend,
+    variables: Sequence[str],
+) -> str:
     (first, *_), (*_, last) = results, results
     parts = []
-    for variable in ("x", "theta"):
+    for variable in ("x", *filter(is_theta, variables)):
         fits = [find_fit(results[eps], step, variable, "fluctuation", "L") for eps in (first, last)]
         if None not in fits:
             old, new = (told(results[e].fits, f) for e, f in zip((first, last), fits, strict=True))

@@ -40,6 +40,11 @@ class FairSetting(Setting):
     embedded: Natural = 0
     """Dimension of the problem that an isometry carries into R^d (0: none)."""
 
+    @property
+    def idle(self) -> dict[str, tuple[str, str]]:
+        why = "of problems that differ in nothing but d or N, which are made of heads"
+        return super().idle | dict.fromkeys(("block", "norm"), (why, "the study rates"))
+
     def check(self) -> None:
         super().check()
         if self.law != "atoms":
@@ -89,7 +94,8 @@ class FairSetting(Setting):
             return contexts[:, : self.tokens], targets
 
         probes = moved(*plain.probes) if plain.probes else None
-        return Problem(*moved(plain.contexts, plain.targets), self.make_law(), self.causal, probes)
+        data = moved(plain.contexts, plain.targets)
+        return Problem(*data, self.make_law(), self.causal, probes, **self.batches)
 
     def _isometry(self) -> torch.Tensor:
         """(d, embedded) with orthonormal columns, uniformly distributed."""

@@ -18,7 +18,7 @@ from ..frame.task import Task
 from ..plots import NAMES, bars, look
 from ..settings import Flat, Setting, Sizes, StudyError
 from ..store import NUMBER
-from .base import UNKNOWN, VARIABLES, ClauseStudy, require_distinct
+from .base import UNKNOWN, UNTIED, ClauseStudy, require_distinct
 from .finding import Finding, Measured, Picture, Table, number_in, number_of
 from .panels import legend_outside, page
 from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
@@ -26,6 +26,7 @@ from .redraw import bound_ratio, fit_mean, mean_square, measure_redraws
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+VARIABLES = ("x", "p", "theta")
 # What a cell holds, for reading it back.
 FORM = {"rows": [{"step": int, "variable": str, "change": [NUMBER]}], "diverged": int}
 Key = tuple[float, int, int]  # eps, L, H
@@ -52,6 +53,7 @@ class Influence(ClauseStudy):
 
     NAME: ClassVar[str] = "influence"
     CANNOT: ClassVar[dict[str, str]] = {"memory": "which trains a few seeds at a time anyway"}
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     VARIED: ClassVar[dict[str, str]] = {"eps": "Use --eps-values."}
     TITLE: ClassVar[str] = "The influence of one head"
     THEORY: ClassVar[str] = (
@@ -66,6 +68,11 @@ class Influence(ClauseStudy):
     def check(self) -> None:
         super().check()
         require_distinct("eps_values", self.eps_values)
+        if len(self.setting.families) > 1:
+            raise ValueError(
+                "block must be of one family of units, one of which is redrawn; got "
+                f"{self.setting.block}. Use block=attention, or block=perceptron."
+            )
         if not self.setting.exact:
             raise ValueError(
                 "law must be atoms, where a redrawn head is one count that moves; got "
@@ -143,7 +150,7 @@ class Influence(ClauseStudy):
             f"redraw-eps{eps:g}-L{depth}-H{heads}",
             redraws,
             (setting, depth, heads, range(seeds), self.root_seed, self.place),
-            (eps, depth, heads, dataclasses.asdict(self.setting), seeds, self.root_seed),
+            (eps, depth, heads, self.setting.key, seeds, self.root_seed),
             FORM,
             cost=depth,
             seconds=SECONDS_A_UNIT * cell_cost(study, depth, setting.stored),

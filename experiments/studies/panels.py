@@ -11,7 +11,7 @@ from ipslimit.measure.errors import root_mean_square
 
 from ..frame import plot
 from ..frame.plot import label
-from ..plots import SMALL, TEXT, fraction, look
+from ..plots import SMALL, fraction, heading, look
 from .base import GUIDES
 from .finding import Measured
 
@@ -28,7 +28,7 @@ def page(
 ) -> tuple[Figure, np.ndarray]:
     """A figure of the page's width and its axes (rows, columns); `height` is that of a row."""
     figure, axes = plot.page(rows, columns, height * rows + 0.3, **options)
-    figure.suptitle(title, fontsize=TEXT)
+    heading(figure, title)
     return figure, axes
 
 

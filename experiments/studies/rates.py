@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -26,16 +27,17 @@ from ..plots import (
 from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import (
-    BOUND,
     NORMS,
-    UNKNOWN,
-    VARIABLES,
+    SHARED,
     ClauseStudy,
+    bound_of,
     find_fit,
     fit_rows,
+    is_theta,
     measured_fit,
     notes_of,
     told,
+    variables_of,
 )
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .panels import exponents_figure, legend_outside, page
@@ -70,6 +72,7 @@ class Rates(ClauseStudy):
     def find(self, progress: bool = True) -> Finding:
         (result,) = self.sweep([self.study(self.setting)], progress)
         steps, words = self.setting.recorded, self.words()
+        variables = variables_of(self.setting)
         crossing = [c for step in steps for v in "xp" if (c := crossover(result, step, v))]
 
         def find(norm: str, case: tuple, term: str, size: str):
@@ -77,12 +80,15 @@ class Rates(ClauseStudy):
             return find_fit(result, step, variable, term, size, norm)
 
         cases = {
-            f"{v}, step {s}": (v, s) for v in VARIABLES for s in steps if (v, s) != ("theta", 0)
+            f"{variable}, step {step}": (variable, step)
+            for variable in variables
+            for step in steps
+            if step or not is_theta(variable)
         }
         norms = {norm: norm for norm in NORMS}
         return self.finding(
-            sentence(result, steps),
-            measured=measured(result, (steps[0], steps[-1])),
+            sentence(result, steps, variables),
+            measured=measured(result, (steps[0], steps[-1]), variables),
             tables=[
                 Table("exponents", "Exponents", fit_rows({"": result})),
                 Table("crossover", "Where bias equals fluctuation: H = h0 L^g", crossing),
@@ -96,13 +102,13 @@ class Rates(ClauseStudy):
                 ),
                 Picture(
                     "curves",
-                    curves_figure(result, steps[-1], words),
+                    curves_figure(result, steps[-1], variables, words),
                     f"Errors at step {steps[-1]} against depth: bias, and fluctuation at every H; "
                     "bands are the middle half of the seeds, lines the fits over their window.",
                 ),
                 Picture(
                     "collapse",
-                    collapse_figure(result, steps, words),
+                    collapse_figure(result, steps, variables, words),
                     "All cells against L H, scaled to the value that the first step's fluctuation "
                     "has at L H = 1: where the fluctuation depends on L H alone and falls like its "
                     "square root, points of one step lie on one horizontal line.",
@@ -119,48 +125,48 @@ class Rates(ClauseStudy):
         )
 
 
-def theory_of(step: int, variable: str, term: str, size: str) -> str:
+def theory_of(result: SweepResult, step: int, variable: str, term: str, size: str) -> str:
     """The exponent that is proved, or bounded, as text."""
-    if variable == "theta":
-        return UNKNOWN
-    return (PROVED if step == 0 else BOUND)[term, size]
+    if step > 0 or is_theta(variable):
+        return bound_of(result, variable, term, size)
+    return PROVED[term, size] if result.proved[term, size] else SHARED
 
 
-def measured(result: SweepResult, steps) -> list[Measured]:
+def measured(result: SweepResult, steps, variables: Sequence[str]) -> list[Measured]:
     """Every exponent over all cells, on the training contexts."""
     return [
         measured_fit(
             result.fits,
             f"{term} in {size}, {variable}, {norm}, step {step}",
-            theory_of(step, variable, term, size),
+            theory_of(result, step, variable, term, size),
             fit,
         )
         for term, size in PROVED
         for step in steps
-        for variable in VARIABLES
+        for variable in variables
         for norm in NORMS
         if (fit := find_fit(result, step, variable, term, size, norm))
     ]
 
 
-def sentence(result: SweepResult, steps) -> str:
+def sentence(result: SweepResult, steps, variables: Sequence[str]) -> str:
     """The finding, from the numbers."""
     last = steps[-1]
     parts = []
-    for variable in VARIABLES:
+    for variable in variables:
         fits = {norm: find_fit(result, last, variable, "fluctuation", "L", norm) for norm in NORMS}
         if not all(fits.values()):
             continue
         text = " and ".join(
-            f"{fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}] ({norm}; "
-            f"{result.fits.share(fit).brief})"
+            f"{fit.exponent:.2f} [{fit.interval[0]:.2f}, {fit.interval[1]:.2f}] ({norm}"
+            f"{f'; {share.brief}' if (share := result.fits.share(fit)) else ''})"
             for norm, fit in fits.items()
         )
         parts.append(f"{NAMES[variable]} {text}")
     held = {
         value: [
             f"{v} {n}"
-            for v in VARIABLES
+            for v in variables
             for n in NORMS
             if (f := find_fit(result, last, v, "fluctuation", "L", n)) and f.contains(value)
         ]
@@ -199,9 +205,9 @@ def crossover(result: SweepResult, step: int, variable: str) -> dict | None:
     return {"step": step, "variable": variable, "h0": math.exp(scale), "g": power}
 
 
-def curves_figure(result: SweepResult, step: int, words: str) -> Figure:
-    figure, axes = page(len(VARIABLES), 2, 2.5, words)
-    for row, variable in zip(axes, VARIABLES, strict=True):
+def curves_figure(result: SweepResult, step: int, variables: Sequence[str], words: str) -> Figure:
+    figure, axes = page(len(variables), 2, 2.5, words)
+    for row, variable in zip(axes, variables, strict=True):
         for axis, norm in zip(row, NORMS, strict=True):
             cells = cells_of(result.rows, step, variable, norm)
             fits = result.fits.select(step=step, variable=variable, norm=norm, set="train")
@@ -209,16 +215,16 @@ def curves_figure(result: SweepResult, step: int, words: str) -> Figure:
             log_axes(axis, biases(axis, cells, fits))
             label(axis, y=f"{NAMES[variable]}\n{norm} error", title=f"step {step}, {norm}")
             legend_below(axis)
-            triangle(axis, (-1 / 3, -1 / 2))
+            triangle(axis, (-1.0,) if result.tied else (-1 / 3, -1 / 2))
     for axis in axes[-1]:
         label(axis, x="depth L")
     return figure
 
 
-def collapse_figure(result: SweepResult, steps, words: str) -> Figure:
-    figure, axes = page(2, len(VARIABLES), 2.2, words, sharex=True)
+def collapse_figure(result: SweepResult, steps, variables: Sequence[str], words: str) -> Figure:
+    figure, axes = page(2, len(variables), 2.2, words, sharex=True)
     for row, norm in zip(axes, NORMS, strict=True):
-        for axis, variable in zip(row, VARIABLES, strict=True):
+        for axis, variable in zip(row, variables, strict=True):
             unit = None
             for i, step in enumerate(steps):
                 cells = cells_of(result.rows, step, variable, norm).get("fluctuation", {})

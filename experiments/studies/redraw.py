@@ -46,7 +46,7 @@ def measure_redraws(
 
     Parameters
     ----------
-    problem : Problem of a law with atoms
+    problem : Problem of a law with atoms, of one family of units
     record : training steps that are measured; the last is the last that is trained
     seeds : indices; a seed's draws are those of `train_particles`
 
@@ -66,11 +66,14 @@ def measure_redraws(
         or other head; "odd", |mean|^2 of what cancels over its own squared standard error, about 1
         where it has no mean.
     """
-    weights = problem.law.heads.weights.double().cpu()
+    ((family, law),) = problem.block.laws.items()
+    weights = law.heads.weights.double().cpu()
+    # not the stream of the draws themselves
+    more = (1,) if family == "attention" else (1, 1)
     counts = torch.stack(
         [
-            problem.law.draw(
-                heads, depth, draw_generator(root_seed, depth, heads, s), torch.float64
+            law.draw(
+                heads, depth, draw_generator(root_seed, depth, heads, s, family), torch.float64
             ).counts
             for s in seeds
         ]
@@ -79,11 +82,10 @@ def measure_redraws(
         counts,
         weights,
         [
-            np.random.default_rng(np.random.SeedSequence((root_seed, depth, heads, s, 1)))
+            np.random.default_rng(np.random.SeedSequence((root_seed, depth, heads, s, *more)))
             for s in seeds
         ],
     )
-    (family,) = problem.block.laws
     exact = {family: weights.expand(1, depth, -1)}
     whole = train_weights(problem, rule, exact, record, device)
     found = {(k, v): [] for k in record for v in "xp"}

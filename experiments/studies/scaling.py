@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from ipslimit import Atoms, Heads, train_particles
+from ipslimit import Atoms, Law, train_particles
 from ipslimit.checks import require_real
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import RateFit, RateFits, fit_rates
@@ -21,7 +21,7 @@ from ..frame.plot import label
 from ..frame.task import Task
 from ..plots import along, bars, cells_of, legend_below, log_axes, look, shade
 from ..settings import Flat, Setting, Sizes
-from .base import NORMS, ClauseStudy, measured_fit, share_columns
+from .base import NORMS, UNTIED, ClauseStudy, measured_fit, share_columns
 from .finding import Finding, Picture, Table, number_in
 from .panels import legend, page, scatter
 
@@ -36,15 +36,20 @@ FORM = {"rows": CELL["rows"], "diverged": int}
 
 @dataclasses.dataclass(frozen=True, init=False)
 class SymmetricSetting(Setting):
-    """Atoms in pairs (Q, K, V, O) and (Q, K, V, -O) of equal weight: their mean field is zero."""
+    """Atoms in pairs of equal weight, (Q, K, V, O) and (Q, K, V, -O): their mean field is zero.
 
-    def make_law(self) -> Atoms:
-        heads = super().make_law().heads
-        mirrored = (
-            torch.cat([t, sign * t])
-            for t, sign in ((heads.q, 1), (heads.k, 1), (heads.v, 1), (heads.o, -1))
-        )
-        return Atoms(Heads(*mirrored))
+    Of perceptrons W_out and b_out change their sign.
+    """
+
+    def law_of(self, family: str, kind: Callable[..., Law]) -> Law:
+        units = super().law_of(family, kind).heads
+        mirrored = units.packed.clone()
+        for name in units.mirror:
+            if name in units.layout.slices:
+                mirrored[units.layout.slices[name]].neg_()
+        packed = torch.cat([units.packed, mirrored], dim=-1)
+        weights = torch.cat([units.weights, units.weights]) / 2
+        return Atoms(units.from_packed(packed, weights, units.layout))
 
     def check(self) -> None:
         super().check()
@@ -69,6 +74,7 @@ class Scaling(ClauseStudy):
 
     NAME: ClassVar[str] = "scaling"
     CANNOT: ClassVar[dict[str, str]] = {"memory": "which trains a few seeds at a time anyway"}
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     TITLE: ClassVar[str] = "Other residual scalings"
     THEORY: ClassVar[str] = (
         "At initialisation with zero mean field the spread over seeds goes like L^(1/2 - alpha): "
@@ -149,7 +155,7 @@ class Scaling(ClauseStudy):
             f"spread-a{alpha:g}-L{depth}-H{heads}",
             spread,
             (self.setting, *cell, range(first, first + count), self.root_seed, self.place),
-            (*cell, dataclasses.asdict(self.setting), count, self.root_seed),
+            (*cell, self.setting.key, count, self.root_seed),
             FORM,
             cost=depth * heads,
             seconds=SECONDS_A_UNIT * cell_cost(study, depth, heads),

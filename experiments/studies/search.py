@@ -47,6 +47,12 @@ class PointSetting(Setting):
         states = self.contexts * (self.tokens + 1) * self.d
         return states + 4 * self.option("atoms") * self.m * self.d
 
+    @property
+    def idle(self) -> dict[str, tuple[str, str]]:
+        why = "of problems that are searched for, whose numbers are those of contexts and heads"
+        names = ("block", "norm", "batch", "tied")
+        return super().idle | dict.fromkeys(names, (why, "the study rates"))
+
     def check(self) -> None:
         if self.law != "atoms":
             raise ValueError(f"law must be atoms; got {self.law!r}. Leave --law out.")

@@ -173,7 +173,7 @@ class Sharpness(ClauseStudy):
                 "searched": dataclasses.asdict(SEARCHED),
                 "afresh": dataclasses.asdict(self._fresh_sizes()),
                 "problems": {
-                    name: dataclasses.asdict(setting()) for name, (setting, _) in DEGENERATE.items()
+                    name: setting().as_dict() for name, (setting, _) in DEGENERATE.items()
                 },
             },
             notes=notes + damaged,
@@ -183,7 +183,7 @@ class Sharpness(ClauseStudy):
         """Shares of turned steps at the smallest eps, and the predicted ones; rows of a table."""
         setting, seeds = TangentialSetting(eps=min(self.values)), self.sizes.seeds
         heads, depths = min(self.sizes.heads), sorted(self.sizes.depths)
-        key = (dataclasses.asdict(setting), seeds, self.root_seed)
+        key = (setting.key, seeds, self.root_seed)
         tasks = {
             depth: Task(
                 f"turned-L{depth}-H{heads}",
@@ -216,7 +216,7 @@ class Sharpness(ClauseStudy):
                 name,
                 function,
                 (settings[lr], sizes, self.place, of),
-                (dataclasses.asdict(settings[lr]), dataclasses.asdict(sizes), count),
+                (settings[lr].key, dataclasses.asdict(sizes), count),
                 form,
                 cost=count,
                 seconds=count * self._seconds(settings[lr], sizes),

@@ -11,7 +11,6 @@ from ipslimit.measure.errors import root_mean_square
 
 from ..frame.plot import label
 from ..plots import along, cells_of, levels, log_axes, look, shade, triangle
-from .base import VARIABLES
 from .degenerate import DEGENERATE, exponent, scaled_curve
 from .panels import legend, page, scatter
 from .varied import against
@@ -35,7 +34,10 @@ def figure(results: dict, afresh: dict, windows: list[dict], step: int) -> Figur
 def _exponents(axis: Axes, results: dict, name: str) -> None:
     levels(axis, (-0.5, -1 / 3, DEGENERATE[name][1]))
     values = [eps for n, eps in results if n == name]
-    against(axis, {(v, e): exponent(results, name, e, v, "L") for v in VARIABLES for e in values})
+    against(
+        axis,
+        {(v, e): exponent(results, name, e, v, "L") for v in ("x", "p", "theta") for e in values},
+    )
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.35 * (high - low))
     legend(axis, loc="upper right")

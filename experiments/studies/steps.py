@@ -16,7 +16,7 @@ from ..frame.plot import label
 from ..plots import NAMES, cells_of, look
 from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import NORMS, ClauseStudy, find_fit, fit_rows, notes_of
+from .base import NORMS, UNTIED, ClauseStudy, find_fit, fit_rows, notes_of
 from .finding import Finding, Measured, Picture, Table, number_in
 from .panels import exponents_figure, legend, page, scatter
 
@@ -44,6 +44,7 @@ class Steps(ClauseStudy):
     )
 
     NAME: ClassVar[str] = "steps"
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     TITLE: ClassVar[str] = "Growth of the constants with training"
     THEORY: ClassVar[str] = (
         "The constant C depends on the number of training steps; bounds by Gronwall's lemma grow "

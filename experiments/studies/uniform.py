@@ -20,7 +20,7 @@ from ..frame.task import Task
 from ..plots import BIAS, NAMES, along, cells_of, legend_below, log_axes, look, series, triangle
 from ..settings import Flat, Setting, Sizes, StudyError
 from ..store import NUMBER
-from .base import ClauseStudy
+from .base import UNTIED, ClauseStudy
 from .finding import Finding, Measured, Picture, Table, number_of
 from .panels import dots, legend, page
 from .worst import FrozenError, Search, costate_at_end, random_contexts
@@ -75,6 +75,7 @@ class Uniform(ClauseStudy):
 
     NAME: ClassVar[str] = "uniform"
     CANNOT: ClassVar[dict[str, str]] = {"memory": "which trains all seeds of a cell at once"}
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     TITLE: ClassVar[str] = "Uniformity over initial conditions"
     THEORY: ClassVar[str] = (
         "The bound C (L^-1 + L^-1/3 H^-1/2) is uniform over initial conditions in a compact set: "
@@ -184,7 +185,7 @@ class Uniform(ClauseStudy):
             f"uniform-L{depth}-H{heads}",
             measure,
             (dataclasses.replace(self, device=self.place), depth, heads),
-            (depth, heads, dataclasses.asdict(self.setting), *draws, *search),
+            (depth, heads, self.setting.key, *draws, *search),
             FORM,
             cost=(depth + 64) * (1 if heads is None else self.sizes.seeds),
             # layers and depths of the limit, once forth and back an iteration
@@ -208,20 +209,22 @@ class Uniform(ClauseStudy):
             nodes=limit.nodes,
         )
         alive = ~run.diverged
-        trained = run.heads[step].map(lambda t: t[alive].contiguous())
+        trained = problem.block.branch(run.units[step]).map(lambda t: t[alive].contiguous())
         found = {
             "rows": [],
             "ascent": [],
             "floor": dict.fromkeys(VARIABLES, limit.error),
             "diverged": int(run.diverged.sum()),
         }
-        if not len(trained.packed):
+        if not alive.any():
             return found
         seeds = [s for s, lives in zip(run.seeds, alive.tolist(), strict=True) if lives]
         search = Search(self.starts, self._radius(), self.ascents)
         shape = (self.random_contexts, problem.N, problem.d, search.radius)
-        contexts = random_contexts(*shape, self.setting.problem_seed).to(trained.packed)
-        targets = problem.targets[torch.arange(len(contexts)) % problem.B].to(contexts)
+        contexts = random_contexts(*shape, self.setting.problem_seed)
+        contexts = contexts.to(trained.device, trained.dtype)
+        count = len(problem.contexts)
+        targets = problem.targets[torch.arange(len(contexts)) % count].to(contexts)
         error = FrozenError.of(trained, limit, step, problem.causal)
         finer = FrozenError.of(trained[:1], limit, step, problem.causal, finer=2)
         for variable in VARIABLES:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from ipslimit import Problem, Units
+from ipslimit import Problem
+from ipslimit.model.branch import Branch
 from ipslimit.solvers import LimitRun
 from ipslimit.solvers.tableau import RK4
 
@@ -33,8 +34,8 @@ class FrozenError:
 
     Attributes
     ----------
-    heads : Heads with leading dimensions (seeds, L)
-    nodes : Heads at the 2 n + 1 depths i / (2 n), of the limit
+    heads : Branch with leading dimensions (seeds, L)
+    nodes : Branch at the 2 n + 1 depths i / (2 n), of the limit
     causal : bool
     costate : callable x(1) -> p(1), optional
         From `costate_at_end`: then errors are those of p.
@@ -43,17 +44,17 @@ class FrozenError:
     divisor of L between 16 and 32).
     """
 
-    heads: Units
-    nodes: Units
+    heads: Branch
+    nodes: Branch
     causal: bool
     costate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
-    def of(cls, heads: Units, limit: LimitRun, step: int, causal: bool, finer: int = 1):
-        """From a run's heads and the limit, both after `step` training steps."""
+    def of(cls, heads: Branch, limit: LimitRun, step: int, causal: bool, finer: int = 1):
+        """From a run's layers and the limit, both after `step` training steps."""
         n = depth_steps(heads.lead[1]) * finer
         s = torch.arange(2 * n + 1, dtype=torch.float64) / (2 * n)
-        return cls(heads, limit.heads(step, s), causal)
+        return cls(heads, heads.with_families(limit.units(step, s)), causal)
 
     def __call__(self, x0: torch.Tensor) -> torch.Tensor:
         """Errors (seeds, C) of contexts x0: (C, N, d), or (seeds, C, N, d) of each seed its own."""
@@ -126,8 +127,8 @@ class FrozenError:
         x = x0.expand(seeds, *x0.shape[-3:])
         states = []
         for r in range(depth + 1):
-            if r > 0:
-                x = x + self.heads[:, r - 1].field(x, self.causal) / depth
+            for stage in self.heads[:, r - 1].stages if r > 0 else ():
+                x = x + stage.field(x, self.causal) / depth
             if moved is not None and r % skip == 0:
                 x = x + moved[r // skip]
             states.append(x)
