@@ -47,8 +47,8 @@ class Horizon(ClauseStudy):
     """
 
     setting: Annotated[Setting, Flat] = Setting(
-        steps=120,
-        record=(0, 1, 2, 3, 5, 7, 10, 14, 20, 28, 36, 44, 52, 60, 70, 80, 90, 100, 110, 120),
+        steps=100,
+        record=(0, 1, 2, 3, 5, 7, 10, 14, 20, 28, 36, 44, 52, 60, 68, 76, 84, 92, 100),
         probes=4,
         contexts=32,
         batch=4,
@@ -102,7 +102,7 @@ class Horizon(ClauseStudy):
         words = self.words()
         return self.finding(
             sentence(rows, trends, steps),
-            measured=measured(rows, trends, steps[-1]),
+            measured=measured(rows, needed, trends, steps[-1]),
             tables=[
                 Table("horizon", "Steps until the error is 10 % of the motion", rows),
                 Table("needed", "Sizes at which the error is 10 % of the motion", needed),
@@ -249,8 +249,8 @@ def size_of(row: dict) -> int:
     return row["L"] * (row["H"] or 1)
 
 
-def measured(rows: list[dict], trends: list[dict], last: int) -> list[Measured]:
-    """Every horizon of x, and the growth of the sizes."""
+def measured(rows: list[dict], needed: list[dict], trends: list[dict], last: int) -> list[Measured]:
+    """Every horizon of x; the sizes at the last step, and their growth."""
     found = [
         Measured.row(
             f"steps until the {row['term']} of x is 10 % of the motion, L={row['L']}"
@@ -262,6 +262,18 @@ def measured(rows: list[dict], trends: list[dict], last: int) -> list[Measured]:
         )
         for row in rows
         if row["variable"] == "x" and row["horizon"] is not None
+    ]
+    found += [
+        Measured(
+            f"{what} to be 10 %, {row['variable']}, step {last}",
+            "not known",
+            row[what],
+            None,
+            "no interval",
+        )
+        for row in needed
+        for what in ("L H for the fluctuation", "L for the bias")
+        if row["step"] == last
     ]
     return found + [
         Measured.row(
