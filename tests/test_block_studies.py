@@ -102,14 +102,20 @@ def test_blocks_of_a_study_are_every_kind_of_units_behind_every_norm_under_every
 
 def minibatches(of):
     """Of two schedules, three sizes and three sequences, constants of(size, sequence)."""
+
+    def run(value):
+        result = Result((5,), constant(0.1 * value), constant(2 * value), "probe")
+        return result, {(v, 5): 1 / value for v in "xp"}
+
     return {
-        (schedule, size): [
-            Result((5,), constant(0.1 * of(size, i)), constant(2 * of(size, i)), "probe")
-            for i in range(3)
-        ]
+        (schedule, size): [run(of(size, i)) for i in range(3)]
         for schedule in batches.SCHEDULES
         for size in (1, 4, 16)
     }
+
+
+def sweeps(results):
+    return [result for result, _ in results]
 
 
 def test_constants_that_grow_with_the_noise_of_batches_are_told_with_their_interval():
@@ -123,8 +129,11 @@ def test_constants_that_grow_with_the_noise_of_batches_are_told_with_their_inter
         assert row["low"] == pytest.approx(2 * math.exp(-half), rel=1e-6)
         assert row["high"] == pytest.approx(2 * math.exp(half), rel=1e-6)
         assert row["with smaller batches it"] == "grows"
-        assert row["constant at 16"] == pytest.approx(first)
-        assert row["constant at 4"] == pytest.approx(math.sqrt(2) * first)
+        assert row["at 16"] == pytest.approx(first)
+        assert row["at 4"] == pytest.approx(math.sqrt(2) * first)
+    moved = batches.ratio_row(results, "constant", 5, "p", "motion")
+    assert moved["ratio"] == pytest.approx(0.5)
+    assert moved["with smaller batches it"] == "shrinks"
 
 
 @pytest.mark.parametrize(("power", "verdict"), [(-0.25, "shrinks"), (0.0, "not decided")])
@@ -137,7 +146,9 @@ def test_constants_that_do_not_grow_are_told_so(power, verdict):
 
 
 def test_exponents_of_all_sequences_are_fitted_together():
-    rows = batches.rate_rows(minibatches(lambda size, i: 1.0 + i)["constant", 4], 5, "constant", 4)
+    own = minibatches(lambda size, i: 1.0 + i)["constant", 4]
+    fits = batches.pooled(sweeps(own), 5)
+    rows = batches.rate_rows(fits, own, 5, "constant", 4)
     found = {(row["variable"], row["term"], row["in"]): row for row in rows}
     assert len(found) == 6
     for (_, term, _), row in found.items():
@@ -146,12 +157,10 @@ def test_exponents_of_all_sequences_are_fitted_together():
             "constant",
             4,
         )
-    # the bias of sequences whose constants are 0.1, 0.2 and 0.3
-    few = batches.pooled(minibatches(lambda size, i: 1.0 + i)["constant", 4], 5)
-    bias = batches.find_pooled(few, "x", "bias", "L")
+    assert batches.find_pooled(fits, "x", "fluctuation", "L").seeds == 3 * SEEDS
+    # of sequences whose constants are 0.1, 0.2 and 0.3
+    bias = batches.find_pooled(fits, "x", "bias", "L")
     assert bias.constant == pytest.approx(0.1 * math.sqrt(14 / 3), rel=1e-6)
-    pooled = batches.pooled(minibatches(lambda size, i: 1.0)["constant", 1], 5)
-    assert batches.find_pooled(pooled, "x", "fluctuation", "L").seeds == 3 * SEEDS
 
 
 def test_a_warm_up_is_a_fifth_of_the_steps_and_batches_are_powers_up_to_all():

@@ -293,7 +293,7 @@ def test_a_second_sweep_of_a_study_waits_for_the_first(tmp_path, caplog):
 def test_different_studies_do_not_wait(tmp_path):
     paths = [Sweep(study, tmp_path, "cpu").work().lock_path for study in (SMALL, OTHER)]
     with alone(paths[0]), alone(paths[1]):
-        pass
+        assert all(path.exists() for path in paths)
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
 
     for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
         monkeypatch.setattr(f"ipslimit.experiments.{module}.train_particles", refuse)
-    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.horizon"):
+    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.motion"):
         monkeypatch.setattr(f"ipslimit.experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     small(name, folders[name]).measure(progress=False).write(folders[name])

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ipslimit.measure.errors import root_mean_square
 
-from ..frame.plot import label
+from ..frame.plot import label, log_ticks
 from ..plots import COLOURS, MARKERS, NAMES, cells_of, log_axes
 from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
-from .base import BOUND, GUIDES, find_fit, held_against, measured_fit, notes_of, tally
+from .base import BOUND, GUIDES, UNTIED, find_fit, held_against, measured_fit, notes_of, tally
 from .finding import Finding, Measured, Picture, Table, counted_steps, number_in
 from .panels import dots, legend_outside, page
 from .steps import constants_of
@@ -73,14 +73,15 @@ class Blocks(VariedStudy):
         "rule": "It runs adamw and sgd.",
         "lr": "It has one for each rule.",
     }
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     TITLE: ClassVar[str] = "Rates of attention, perceptrons and both"
     THEORY: ClassVar[str] = (
         "The theorem is on attention. That perceptrons beside it, and norms, have the same rates, "
         "L^-1 for the bias and (L H)^-1/2 for the fluctuation, is to be expected, with constants "
         "of their own: all are smooth fields of independent units."
     )
-    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (4, 64, 1024), 8)
-    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (4, 64, 1024), 16)
+    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (16, 128, 1024, 8192), 12)
+    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (16, 128, 1024, 8192), 32)
 
     def settings(self) -> dict[str, Setting]:
         return {name: self.setting.varied(**own) for name, own in self.values.items()}
@@ -244,6 +245,8 @@ def constants_figure(
         label(column[0], title=f"{rule}, step {step}")
     log_axes(axes[0, 0], points_of(results[cases[0][-1]], cases[0][2], variable, "bias")[0])
     axes[1, 0].set(xscale="log", yscale="log")
+    for axis in axes[:, 0]:
+        log_ticks(axis.yaxis)
     label(axes[0, 0], y=f"L × bias of {variable}")
     label(axes[1, 0], y=f"√(L H) × fluctuation of {variable}")
     for axis in axes[0]:

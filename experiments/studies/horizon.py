@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from ipslimit.measure.errors import mean_square, root_mean_square
-from ipslimit.solvers import solve_limit
+from ipslimit.measure.errors import root_mean_square
 
-from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
-from ..frame.task import Task
 from ..plots import NAMES, bars, cells_of, legend_below, look, shade
 from ..settings import Flat, Setting, Sizes
-from ..store import NUMBER
 from ..sweep import SweepResult
-from .base import ClauseStudy, sweep_notes
+from .base import UNTIED, ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table, number
+from .motion import Motion, motion_of, motion_task
 from .panels import legend, page
 from .steps import SCALES, constants_of, growth, growth_row, which_growth
 
@@ -30,10 +27,8 @@ if TYPE_CHECKING:
 
 PART = 0.1  # of the motion
 RESAMPLED = 1000  # sets of seeds for an interval
-FORM = {"motion": [[NUMBER]]}
 TERMS = ("fluctuation", "bias")
 BELOW, LATER, NEVER = "reached", "not within the steps", "never below"
-Motion = dict[tuple[str, int], float]  # by variable and step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +47,8 @@ class Horizon(ClauseStudy):
     """
 
     setting: Annotated[Setting, Flat] = Setting(
-        steps=120,
-        record=(0, 1, 2, 3, 5, 7, 10, 14, 20, 28, 36, 44, 52, 60, 70, 80, 90, 100, 110, 120),
+        steps=100,
+        record=(0, 1, 2, 3, 5, 7, 10, 14, 20, 28, 36, 44, 52, 60, 68, 76, 84, 92, 100),
         probes=4,
         contexts=32,
         batch=4,
@@ -64,6 +59,7 @@ class Horizon(ClauseStudy):
     """Largest error wanted of the limit's x and p."""
 
     NAME: ClassVar[str] = "horizon"
+    WITHOUT: ClassVar[dict[str, str]] = UNTIED
     TITLE: ClassVar[str] = "How long the limit describes training"
     THEORY: ClassVar[str] = (
         "For any number of steps the errors vanish as L and H grow, with constants that may grow "
@@ -106,7 +102,7 @@ class Horizon(ClauseStudy):
         words = self.words()
         return self.finding(
             sentence(rows, trends, steps),
-            measured=measured(rows, trends, steps[-1]),
+            measured=measured(rows, needed, trends, steps[-1]),
             tables=[
                 Table("horizon", "Steps until the error is 10 % of the motion", rows),
                 Table("needed", "Sizes at which the error is 10 % of the motion", needed),
@@ -128,33 +124,9 @@ class Horizon(ClauseStudy):
 
     def motion(self, progress: bool) -> tuple[Motion, list[str]]:
         """The motion of the limit, and damaged cells."""
-        depth = max(self.sizes.depths)
-        cost = cell_cost(self.study(self.setting), depth, None)
-        task = Task(
-            "motion",
-            limit_motion,
-            (self.setting, self.tol, self.where, self.place),
-            (self.setting.as_dict(), self.tol, self.where),
-            FORM,
-            cost=cost,
-            seconds=50 * SECONDS_A_UNIT * cost,
-        )
+        task = motion_task(self.study(self.setting), self.where, self.place)
         found, damaged = self.computed(f"{self.NAME}, motion", {"limit": task}, progress)
-        rows = found["limit"]["motion"]
-        return {("xp"[int(i)], int(step)): value for i, step, value in rows}, damaged
-
-
-def limit_motion(setting: Setting, tol: float, where: str, device: object) -> dict:
-    """[0 or 1 for x or p, step, its motion] at every recorded step."""
-    problem, rule = setting.make_problem(), setting.make_rule()
-    steps, options = setting.recorded, setting.quadrature()
-    run = solve_limit(problem, rule, setting.steps, tol, steps, device, **options)
-    rows = []
-    for i, step in product((0, 1), steps):
-        states = getattr(run, ("" if where == "train" else "probe_") + "xp"[i])
-        gap = states(step, run.grid.nodes) - states(0, run.grid.nodes)
-        rows.append([i, step, math.sqrt(mean_square(gap).max())])
-    return {"motion": rows}
+        return motion_of(found["limit"]), damaged
 
 
 def reach(steps: Sequence[int], ratio: np.ndarray) -> tuple[float | None, float | None]:
@@ -277,8 +249,8 @@ def size_of(row: dict) -> int:
     return row["L"] * (row["H"] or 1)
 
 
-def measured(rows: list[dict], trends: list[dict], last: int) -> list[Measured]:
-    """Every horizon of x, and the growth of the sizes."""
+def measured(rows: list[dict], needed: list[dict], trends: list[dict], last: int) -> list[Measured]:
+    """Every horizon of x; the sizes at the last step, and their growth."""
     found = [
         Measured.row(
             f"steps until the {row['term']} of x is 10 % of the motion, L={row['L']}"
@@ -290,6 +262,18 @@ def measured(rows: list[dict], trends: list[dict], last: int) -> list[Measured]:
         )
         for row in rows
         if row["variable"] == "x" and row["horizon"] is not None
+    ]
+    found += [
+        Measured(
+            f"{what} to be 10 %, {row['variable']}, step {last}",
+            "not known",
+            row[what],
+            None,
+            "no interval",
+        )
+        for row in needed
+        for what in ("L H for the fluctuation", "L for the bias")
+        if row["step"] == last
     ]
     return found + [
         Measured.row(
