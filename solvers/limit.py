@@ -182,7 +182,7 @@ def solve_limit(
     start = start or solve(first, nodes)
     run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
     run.rule, run.nodes_seed = rule_text(rule), nodes_seed
-    run.unit_numbers = {n: u.count for n, u in run._solution.units[record[0]].items()}
+    run.unit_numbers = run._solution.unit_numbers
     run.nodes = nodes if sampled else max(run.unit_numbers.values())
     if sampled:
         others = (solve(run.grid, nodes, i) for i in range(1, scramblings))

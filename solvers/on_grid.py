@@ -30,6 +30,7 @@ class GridSolution:
     batches: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     least_size: float = math.inf
+    unit_numbers: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def trajectories(self) -> list[tuple[str, int, Trajectory]]:
         """All recorded X and P with their names and steps."""
@@ -72,7 +73,8 @@ def train_on_grid(
     branch = branch.map(lambda t: t.to(device).contiguous())
     states = branch.init(rule)
     loss = problem.contexts.new_full((steps + 1,), torch.nan, device=device)
-    solution = GridSolution(grid, loss)
+    numbers = {name: units.count for name, units in branch.families.items()}
+    solution = GridSolution(grid, loss, unit_numbers=numbers)
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         keep, last = step in record, step == steps

@@ -305,8 +305,10 @@ def test_divergence_in_training_is_a_status():
     assert run.steps == (0,)  # what was reached is there
 
 
-def test_steps_lost_to_divergence_are_explained():
-    run = solve_limit(small_problem(), SGD(lr=1e160), 3, record=[0, 3], max_elements=32)
+@pytest.mark.parametrize("record", [[0, 3], [3], None])
+def test_steps_lost_to_divergence_are_explained(record):
+    run = solve_limit(small_problem(), SGD(lr=1e160), 3, record=record, max_elements=32)
+    assert run.status == "diverged"
     with pytest.raises(ValueError, match="diverged"):
         run.x(3, 0.5)
 
