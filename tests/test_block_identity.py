@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 import torch
 from naive_blocks import F64, NaiveAdamW, NaiveBlock, NaiveSGD, naive_training
+from naive_sbo import NaiveSBO, naive_sbo_training
 
 import ipslimit
-from ipslimit import SGD, AdamW, Atoms, Block, Heads, Perceptrons, Problem, train_particles
+from ipslimit import (
+    SGD,
+    AdamW,
+    Atoms,
+    Block,
+    Heads,
+    Perceptrons,
+    Problem,
+    SBOAdamW,
+    train_particles,
+)
 
 ROUNDING = 1e-10  # times the largest entry, at least 1
 STEPS = 3
@@ -178,26 +189,20 @@ def start_of(run, seed, tied):
     }
 
 
-def assert_trains_as_the_naive_model(case, seed=1):
+def trained(case, rule, seed):
+    """A run at all steps, and what the naive model needs: its start and batches."""
     problem, steps = case.problem, range(STEPS + 1)
     run = train_particles(
-        problem, case.rule, case.depth, case.heads, STEPS, seeds=2, record=steps, device="cpu"
+        problem, rule, case.depth, case.heads, STEPS, seeds=2, record=steps, device="cpu"
     )
     assert run.status == "ok", case.text
-    start = start_of(run, seed, case.block.tied)
     batches = [run.batches[k].tolist() for k in steps] if problem.batch else None
-    done = naive_training(
-        case.block,
-        start,
-        problem.contexts,
-        problem.targets,
-        case.naive_rule,
-        case.rate,
-        STEPS,
-        batches,
-    )
+    return run, start_of(run, seed, case.block.tied), batches
+
+
+def assert_same(run, seed, done, text):
     for k, step in enumerate(done):
-        at = f"at step {k} of {case.text}"
+        at = f"at step {k} of {text}"
         assert_close(run.x[k][seed], step.pass_.x, f"x {at}")
         assert_close(run.p[k][seed], step.pass_.p, f"p {at}")
         assert_close(run.loss[seed, k], step.pass_.loss, f"loss {at}")
@@ -208,7 +213,14 @@ def assert_trains_as_the_naive_model(case, seed=1):
                 assert_close(ours[seed], theirs, f"{name} {at}")
     for family, units in run.units[STEPS].items():
         moved = (units.packed - run.units[0][family].packed).abs().max()
-        assert moved > 1e-3, f"{family} of {case.text}"
+        assert moved > 1e-3, f"{family} of {text}"
+
+
+def assert_trains_as_the_naive_model(case, seed=1):
+    run, start, batches = trained(case, case.rule, seed)
+    data = case.problem.contexts, case.problem.targets
+    done = naive_training(case.block, start, *data, case.naive_rule, case.rate, STEPS, batches)
+    assert_same(run, seed, done, case.text)
 
 
 KERNELS = ("eager", "auto")
@@ -226,6 +238,24 @@ def test_a_random_block_trains_as_the_naive_model(number, monkeypatch):
 def test_more_random_blocks_train_as_the_naive_model(number, kernel, monkeypatch):
     monkeypatch.setenv("IPSLIMIT_KERNEL", kernel)
     assert_trains_as_the_naive_model(make_case(number))
+
+
+def is_biased(number):
+    """Whether a random block has biases in every family, and layers that are not tied."""
+    case = make_case(number)
+    laws = case.problem.block.laws.values()
+    return not case.block.tied and all({*law.units.biases} & {*law.layout.names} for law in laws)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "fused"])
+@pytest.mark.parametrize("number", [n for n in range(40) if is_biased(n)][:4])
+def test_shape_and_boundary_move_apart_at_the_means_of_normed_inputs(number, kernel, monkeypatch):
+    monkeypatch.setenv("IPSLIMIT_KERNEL", kernel)
+    case, numbers = make_case(number), (0.05, (0.8, 0.95), 0.01, 0.1)
+    run, start, batches = trained(case, SBOAdamW(*numbers), seed=1)
+    data = case.problem.contexts, case.problem.targets
+    done = naive_sbo_training(case.block, start, *data, NaiveSBO(*numbers), STEPS, batches)
+    assert_same(run, 1, done, case.text)
 
 
 def test_drawn_atoms_are_as_many_plain_units_of_equal_weight():
