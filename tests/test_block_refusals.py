@@ -66,12 +66,19 @@ def own(tmp_path_factory):
 @pytest.mark.parametrize("flags", REFUSED)
 def test_bad_combinations_are_refused_in_one_line(flags, own, tmp_path, capsys):
     words = flags.format(own=own).split()
-    for command in (["sweep"], ["compare"], ["check"], ["study", "rates"]):
-        with pytest.raises(SystemExit) as stopped:
-            main([*command, *words, "--out", str(tmp_path)])
-        said = capsys.readouterr().err
-        assert stopped.value.code == 2 and said.count("\n") == 1, said
-        assert said.startswith(f"ipslimit: {REFUSED[flags]}"), said
+    with pytest.raises(SystemExit) as stopped:
+        main(["sweep", *words, "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1, said
+    assert said.startswith(f"ipslimit: {REFUSED[flags]}"), said
+
+
+@pytest.mark.parametrize("command", ["compare", "check", "study rates"])
+def test_every_command_with_a_law_refuses_them_alike(command, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--inner", "8", "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith(f"ipslimit: {REFUSED['--inner 8']}"), said
 
 
 OF_STUDIES = {
