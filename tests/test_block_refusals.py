@@ -19,7 +19,7 @@ REFUSED = {
     "--norm layer --d 2": 'norm "layer" must have d >= 3; got d=2',
     "--norm-eps 0.1": "norm_eps must be left out with norm=none; got 0.1. Leave it out, or use "
     "norm=rms.",
-    "--norm rms --norm-eps 0": "norm_eps must be > 0",
+    "--norm rms --norm-eps 0": "norm_eps must be a finite number in (0, inf); got 0.0.",
     "--sequential": "sequential must be left out with block=attention, of one family of units",
     "--batch 5": "batch must be at most the number of contexts, 4; got 5.",
     "--batch 0": "batch must be at least 1; got 0.",
@@ -30,7 +30,7 @@ REFUSED = {
     "--schedule linear": "schedule must be one of constant, warmup-cosine; got 'linear'.",
     "--schedule warmup-cosine --warmup 6": "warmup must be at most steps, 5; got 6.",
     "--schedule warmup-cosine --floor 1": "floor must be at most lr, 0.02; got 1.",
-    "--clip 0": "clip must be > 0",
+    "--clip 0": "clip must be a finite number in (0, inf); got 0.0.",
     "--block attention+perceptron --rule sbo --biases False": "biases must not be False with "
     "rule=sbo",
     "--law {own}:TanhLaw --n 2 --block attention+perceptron": "block must be of one family, that",
