@@ -348,7 +348,9 @@ def figure(rows: list[dict], means: list[dict], words: str) -> Figure:
         label(axis, x="L H", y="L H × change", title=NAMES[variable])
     names = ("variance over seeds", "variance / bound", "L H × mean error")
     for axis, name in zip(axes[1], names, strict=True):
-        axis.set(xscale="log", yscale="linear" if axis is ratio else "log")
+        # of an axis without points, such as of means that are too small to be seen, none is logged
+        drawn = axis is not ratio and axis.has_data()
+        axis.set(xscale="log", yscale="log" if drawn else "linear")
         label(axis, x="L H", y=name)
     legend_outside(out, axes[0, 0])
     return out

@@ -80,7 +80,7 @@ class Rates(ClauseStudy):
             return find_fit(result, step, variable, term, size, norm)
 
         cases = {
-            f"{variable}, step {step}": (variable, step)
+            f"{variable if '_' not in variable else NAMES[variable]}, step {step}": (variable, step)
             for variable in variables
             for step in steps
             if step or not is_theta(variable)
