@@ -249,7 +249,7 @@ def test_sizes_for_a_part_of_the_motion_and_their_growth():
         ],
         STEPS,
     )
-    assert "a power k^c fits better, c = 2.00" in told and "it is never less" in told
+    assert "a power k^c fits better, c = 2.00" in told and "it is never below" in told
 
 
 @pytest.mark.parametrize(
