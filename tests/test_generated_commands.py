@@ -56,6 +56,12 @@ known = st.sampled_from(
         "atoms",
         "truncated-normal",
         "float32",
+        "attention+perceptron",
+        "perceptron",
+        "relu",
+        "rms",
+        "layer",
+        "warmup-cosine",
         "cpu",
         "cuda:9",
         "ema",
@@ -162,6 +168,15 @@ EXTREMES = {
 }
 
 
+BOTH = ("--block", "attention+perceptron")
+BLOCKS = (
+    (),
+    BOTH,
+    (*BOTH, "--inner", "1", "--activation", "relu"),
+    (*BOTH, "--sequential", "--gated"),
+)
+
+
 @st.composite
 def valid_flags(draw):
     """Flags of `sweep` and `compare` that pass their checks, up to the ends of the ranges."""
@@ -182,6 +197,11 @@ def valid_flags(draw):
         "--problem-seed",
         draw(st.sampled_from(("0", str(2**64 + 1)))),
         draw(st.sampled_from(("--causal", "--no-causal"))),
+        *draw(st.sampled_from(BLOCKS)),
+        *draw(st.sampled_from(((), ("--norm", "rms"), ("--norm", "rms", "--norm-eps", "1e-300")))),
+        *draw(st.sampled_from(((), ("--batch", "1"), ("--batch", "1", "--batch-seed", "3")))),
+        *draw(st.sampled_from(((), ("--schedule", "warmup-cosine"), ("--clip", "1e-300")))),
+        draw(st.sampled_from(("--tied", "--no-tied"))),
     ]
 
 

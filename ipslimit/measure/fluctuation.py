@@ -181,7 +181,9 @@ def predict_fluctuation(
     answer, nonlinearity = {name: {} for name in names}, {}
     for name, step in exact:
         linear, mirrored = torch.cat([part.pop((name, step)) for part in parts], dim=1)
-        own = getattr(run, name)[step].to(linear.device) - exact[name, step]
+        # layer by layer in memory, however the run's seeds were put together: sums round with that
+        own = getattr(run, name)[step].to(linear.device).transpose(0, 1).contiguous()
+        own = own.transpose(0, 1) - exact[name, step]
         size, *gaps = (
             float(t.square().mean().sqrt()) for t in (linear, own - linear, mirrored + linear)
         )
