@@ -75,7 +75,7 @@ class Batches(ClauseStudy):
         "units as one on all contexts: the rates stay L^-1 and (L H)^-1/2. Whether the constants "
         "grow with the noise of the batches is not known."
     )
-    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (8, 64, 512), 4)
+    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64), (8, 64, 512), 4)
     FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (8, 128, 2048), 8)
 
     @property
