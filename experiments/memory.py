@@ -35,25 +35,26 @@ def cell_bytes(study: SweepSetting, depth: int, count: int | None, seeds: int | 
     steps, layers = len(setting.recorded), 1 if setting.tied else depth
     # slots of hidden states: a sequential layer has one between its two steps, which is kept too
     slots = depth * (2 if setting.sequential else 1) + 1
-    token = setting.tokens * setting.d * size * slots
-    tokens = (setting.step_contexts + setting.probes) * token
-    # the sizes of all tokens in front of a norm are looked at, after each way forward
-    sizes = {"none": 0, "rms": 1, "layer": 2}[setting.norm] * setting.step_contexts * token
+    token = setting.tokens * setting.d * size
+    tokens = (setting.step_contexts + setting.probes) * token * slots
+    errors = (setting.step_contexts + setting.probes) * token * (depth + 1) * ERROR_COPIES
+    # before errors are computed, sizes of all tokens in front of a norm are, after each way forward
+    sizes = {"none": 0, "rms": 1, "layer": 2}[setting.norm] * setting.step_contexts * token * slots
     layer, with_state = (size * count for count in _numbers_of_a_layer(setting))
     if count is None:
         units = layers * stored * (with_state + layer * steps)
-        return units + tokens * (2 * steps + ERROR_COPIES) + sizes
+        return units + tokens * 2 * steps + max(errors, sizes)
     held = min(count, stored) if exact else count
     kept = total * layers * layer * steps * held if exact else 0
     recorded = total * tokens * 2 * steps
     # units that are recorded of a law without atoms are dropped with their seeds
     units = together * layers * held * (with_state + (0 if exact else steps) * layer)
-    training = units + kept + recorded + together * sizes
+    training = units + kept + recorded
     if not study.constant or not exact:
-        return training + total * tokens * ERROR_COPIES
-    pairs = 2 * together * (layers * stored * with_state + tokens * 2 * steps + sizes)
+        return training + max(total * errors, together * sizes)
+    pairs = 2 * together * (layers * stored * with_state + tokens * 2 * steps)
     predicting = kept + recorded + pairs + 2 * recorded
-    return max(training, predicting) + total * tokens * ERROR_COPIES
+    return max(training, predicting) + max(total * errors, 2 * together * sizes)
 
 
 def _numbers_of_a_layer(setting: Setting) -> tuple[int, int]:

@@ -231,7 +231,7 @@ LARGE = {
     "both families": (WIDE, 128, 64, 8, False),
     "sequential, rms": (WIDE | {"norm": "rms", "sequential": True}, 128, 64, 8, True),
     "sampled": (WIDE | {"atoms": None, "law": "xavier", "nodes": 16}, 64, 128, 4, False),
-    "batches": (LONG | NORMED | {"batch": 2}, 256, 2, 8, True),
+    "layer norm": (LONG | NORMED | {"norm": "layer", "sequential": True}, 128, 2, 8, False),
 }
 
 

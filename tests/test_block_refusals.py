@@ -19,7 +19,7 @@ REFUSED = {
     "--norm layer --d 2": 'norm "layer" must have d >= 3; got d=2',
     "--norm-eps 0.1": "norm_eps must be left out with norm=none; got 0.1. Leave it out, or use "
     "norm=rms.",
-    "--norm rms --norm-eps 0": "norm_eps must be > 0",
+    "--norm rms --norm-eps 0": "norm_eps must be a finite number in (0, inf); got 0.0.",
     "--sequential": "sequential must be left out with block=attention, of one family of units",
     "--batch 5": "batch must be at most the number of contexts, 4; got 5.",
     "--batch 0": "batch must be at least 1; got 0.",
@@ -30,7 +30,7 @@ REFUSED = {
     "--schedule linear": "schedule must be one of constant, warmup-cosine; got 'linear'.",
     "--schedule warmup-cosine --warmup 6": "warmup must be at most steps, 5; got 6.",
     "--schedule warmup-cosine --floor 1": "floor must be at most lr, 0.02; got 1.",
-    "--clip 0": "clip must be > 0",
+    "--clip 0": "clip must be a finite number in (0, inf); got 0.0.",
     "--block attention+perceptron --rule sbo --biases False": "biases must not be False with "
     "rule=sbo",
     "--law {own}:TanhLaw --n 2 --block attention+perceptron": "block must be of one family, that",
@@ -66,12 +66,19 @@ def own(tmp_path_factory):
 @pytest.mark.parametrize("flags", REFUSED)
 def test_bad_combinations_are_refused_in_one_line(flags, own, tmp_path, capsys):
     words = flags.format(own=own).split()
-    for command in (["sweep"], ["compare"], ["check"], ["study", "rates"]):
-        with pytest.raises(SystemExit) as stopped:
-            main([*command, *words, "--out", str(tmp_path)])
-        said = capsys.readouterr().err
-        assert stopped.value.code == 2 and said.count("\n") == 1, said
-        assert said.startswith(f"ipslimit: {REFUSED[flags]}"), said
+    with pytest.raises(SystemExit) as stopped:
+        main(["sweep", *words, "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1, said
+    assert said.startswith(f"ipslimit: {REFUSED[flags]}"), said
+
+
+@pytest.mark.parametrize("command", ["compare", "check", "study rates"])
+def test_every_command_with_a_law_refuses_them_alike(command, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--inner", "8", "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith(f"ipslimit: {REFUSED['--inner 8']}"), said
 
 
 OF_STUDIES = {
