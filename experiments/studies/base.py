@@ -238,13 +238,16 @@ def held_against(fit: RateFit, theory: float) -> dict:
 
 
 def tally(rows: Sequence[dict]) -> str:
-    """Of rows of `held_against`, term by term: how many are alike, and which differ."""
+    """Of rows of `held_against`, term by term: whose intervals hold it, and what they decide."""
     parts = []
     for term, size in BOUND:
         own = [row for row in rows if (row["term"], row["in"]) == (term, size)]
+        held = sum(row["low"] <= row["theory"] <= row["high"] for row in own)
         counts = Counter(row["verdict"] for row in own).most_common()
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts)
-        parts += [f"{term} in {size} ({own[0]['theory']:g}): {told}"] if own else []
+        if own:
+            theory = f"{own[0]['theory']:g} lies in {held} of {len(own)} intervals"
+            parts.append(f"{term} in {size}: {theory} ({told})")
     return "; ".join(parts) or "none could be fitted"
 
 

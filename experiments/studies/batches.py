@@ -153,7 +153,7 @@ class Batches(ClauseStudy):
             sentence(ratios, rates, step, least, most),
             measured=[
                 Measured.row(
-                    f"{r['schedule']}: {TERMS[r['term']]} of {r['variable']} with batches of "
+                    f"{r['schedule']}: {told(r['term'])} of {r['variable']} with batches of "
                     f"{least} over that of {most}, rms, step {step}",
                     "not known",
                     r,
@@ -237,6 +237,10 @@ def ratio_row(results: Results, schedule: str, step: int, variable: str, term: s
     row = {"schedule": schedule, "step": step, "variable": variable, "term": term}
     row |= {"ratio": ratio, "low": low, "high": high, "with smaller batches it": verdict}
     return row | {f"at {size}": typical(own) for size, own in found.items()}
+
+
+def told(term: str) -> str:
+    return term if term == "motion" else f"constant of the {term}"
 
 
 def typical(values: np.ndarray) -> float:
@@ -350,4 +354,7 @@ def rates_figure(fits: dict[tuple[str, int], RateFits], step: int, words: str) -
     sizes = sorted({size for _, size in fits})
     cases = {f"{v}, batches of {size}": (v, size) for v, size in product("xp", sizes)}
     schedules = {schedule: schedule for schedule in SCHEDULES}
-    return exponents_figure(find, list(BOUND), schedules, cases, words)
+    out = exponents_figure(find, list(BOUND), schedules, cases, words)
+    for axis in out.axes:
+        axis.locator_params(axis="x", nbins=5)
+    return out

@@ -80,8 +80,8 @@ class Blocks(VariedStudy):
         "L^-1 for the bias and (L H)^-1/2 for the fluctuation, is to be expected, with constants "
         "of their own: all are smooth fields of independent units."
     )
-    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128), (16, 128, 1024, 8192), 12)
-    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (16, 128, 1024, 8192), 32)
+    QUICK: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256), (16, 128, 1024, 8192), 12)
+    FULL: ClassVar[Sizes] = Sizes((4, 8, 16, 32, 64, 128, 256, 512), (16, 128, 1024, 8192), 32)
 
     def settings(self) -> dict[str, Setting]:
         return {name: self.setting.varied(**own) for name, own in self.values.items()}

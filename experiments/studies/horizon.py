@@ -302,7 +302,7 @@ def sentence(rows: list[dict], trends: list[dict], steps: Sequence[int]) -> str:
         counts = [sum(row["10 %"] == state for row in own) for state in (LATER, NEVER)]
         parts.append(
             f"{term} of {variable}: {' to '.join(ends) or 'in no cell'}, in {counts[0]} of "
-            f"{len(own)} cells not within {steps[-1]} steps, in {counts[1]} it is never less"
+            f"{len(own)} cells not within {steps[-1]} steps, in {counts[1]} it is never below"
         )
     grown = []
     for variable, term in product("xp", TERMS):
