@@ -64,6 +64,7 @@ class Kernel:
         sizes = (contexts, tokens, self.layout.d, self.layout, self.dtype.itemsize)
         return self._module.scratch_size(*sizes)
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019
     def operations(self, contexts: int, tokens: int, count: int) -> float:
         """Vector operations of one seed's field with so many units."""
         sizes = (contexts, tokens, self.layout.d, self.layout, count)

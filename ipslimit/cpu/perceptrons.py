@@ -32,7 +32,8 @@ from .lanes import (
     store,
     sum_registers,
 )
-from .tiles import wide_product, wide_token_product
+from .panels import apply, project
+from .tiles import wide_token_product
 
 # Scratch that one chunk's sums over units may take, and the neurons of one panel of tokens.
 SUMS_BYTES = 2**17
@@ -272,15 +273,6 @@ def load_input(s, parts, rows, packed, weight, lanes, d, n, transpose):
 
 
 @njit
-def project(s, y, w, b, step, x, tokens, d, n):
-    """W x + b of some tokens; the step from one entry of b to the next is 0 where all are one."""
-    width = register_width(s)
-    wide_token_product(
-        s, (tokens, n, d), (y, n * width), (b, ZERO, step), (x, d, ONE), (w, n * width, width)
-    )
-
-
-@njit
 def multiply(s, out, other, count):
     """Multiply `count` numbers by others."""
     for i in range(0, count, WIDTH):
@@ -337,20 +329,6 @@ def panel_vjp(s, at, p, first, tokens, d, with_units, with_hidden):
             add_outer(s, at.dfactor, x, at.y, tokens, d, n)
             if p.b_factor >= 0:
                 add_columns(s, at.db_factor, at.y, tokens, n)
-
-
-@njit
-def apply(s, sums, neurons, matrix, tokens, d, n):
-    """Add neurons (tokens, n) times a matrix (n, d) to the sums of some tokens."""
-    width = register_width(s)
-    wide_product(
-        s,
-        (tokens, d, n),
-        (sums, d * width),
-        (sums, d * width, width),
-        (neurons, n * width, width),
-        (matrix, d * width, width),
-    )
 
 
 @njit
