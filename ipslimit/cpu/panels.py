@@ -3,10 +3,13 @@
     project   out[i, j] = bias[j] + sum_k left[i, k] right[k, j], where left holds plain numbers
     apply     out[i, j] += sum_k left[i, k] right[k, j]
 
-in the order of k. What `tiles` computes for any size, calls and loops included, takes twice as long
-as the products themselves where a unit is small: here the sums over k are straight code, a matrix
-of four rows stays in registers, and one call takes all tokens. Vectors fill a register, see
-`lanes.register_width`; all of them are dense.
+    add_outer out[i, j] += sum_k left[k, i] right[k, j], where left holds plain numbers
+
+in the order of k. Four columns are done for all rows before the next, so that what they are made
+of stays in the first cache. What `tiles` computes for any size, calls and loops included, takes
+twice as long as the products themselves where a unit is small: here the sums over k are straight
+code, a matrix of four rows stays in registers, and one call takes all tokens. Vectors fill a
+register, see `lanes.register_width`; all of them are dense.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .lanes import ONE, REGISTER_BYTES, element_address, multiply_add, register_width, splat
+from .lanes import ONE, REGISTER_BYTES, ZERO, element_address, multiply_add, register_width, splat
 from .tiles import rolled_loop, wide_product, wide_token_product
 
 # Columns of a tile; and by the length of the sums that are written out, its rows.
@@ -142,14 +145,15 @@ def project(s, out, right, bias, step, left, rows, inner, columns):
     elif columns % 4 == 0 and inner == 8:
         _project8(s, rows, columns, out, bias, step, left, right)
     else:
-        wide_token_product(
-            s,
-            (rows, columns, inner),
-            (out, columns * width),
-            (bias, step * 0, step),
-            (left, inner, ONE),
-            (right, columns * width, width),
-        )
+        for j in range(0, columns, _COLUMNS):
+            wide_token_product(
+                s,
+                (rows, min(_COLUMNS, columns - j), inner),
+                (out + j * width, columns * width),
+                (bias + j * step, ZERO, step),
+                (left, inner, ONE),
+                (right + j * width, columns * width, width),
+            )
 
 
 @njit
@@ -161,11 +165,29 @@ def apply(s, out, left, right, rows, columns, inner):
     elif columns % 4 == 0 and inner == 8:
         _apply8(s, rows, columns, out, out, width, left, right)
     else:
-        wide_product(
+        for j in range(0, columns, _COLUMNS):
+            at = out + j * width
+            wide_product(
+                s,
+                (rows, min(_COLUMNS, columns - j), inner),
+                (at, columns * width),
+                (at, columns * width, width),
+                (left, inner * width, width),
+                (right + j * width, columns * width, width),
+            )
+
+
+@njit
+def add_outer(s, out, left, right, rows, columns, tokens):
+    """out (rows, columns) += the products of numbers (tokens, rows) with (tokens, columns)."""
+    width = register_width(s)
+    for j in range(0, columns, _COLUMNS):
+        at = out + j * width
+        wide_token_product(
             s,
-            (rows, columns, inner),
-            (out, columns * width),
-            (out, columns * width, width),
-            (left, inner * width, width),
-            (right, columns * width, width),
+            (rows, min(_COLUMNS, columns - j), tokens),
+            (at, columns * width),
+            (at, columns * width, width),
+            (left, ONE, rows),
+            (right + j * width, columns * width, width),
         )

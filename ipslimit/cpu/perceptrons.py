@@ -19,7 +19,6 @@ from . import cost
 from .blocks import copy_numbers, fill, store_some_or_add
 from .functions import ACTIVATIONS, activate, activate_with_slope
 from .lanes import (
-    ONE,
     REGISTER_BYTES,
     WIDTH,
     ZERO,
@@ -32,11 +31,10 @@ from .lanes import (
     store,
     sum_registers,
 )
-from .panels import apply, project
-from .tiles import wide_token_product
+from .panels import add_outer, apply, project
 
 # Scratch that one chunk's sums over units may take, and the neurons of one panel of tokens.
-SUMS_BYTES = 2**17
+SUMS_BYTES = 2**19
 PANEL_BYTES = 2**14
 
 Place = namedtuple("Place", "n w_in w_out factor b_in b_factor b_out activation")
@@ -76,7 +74,7 @@ def vector_operations(contexts: int, tokens: int, d: int, layout: Layout, count:
 def _lay_out(tokens, d, n, width):
     """The `Scratch` for so many tokens; numbers, not vectors, are x, the cotangents, and dbo."""
     vector = REGISTER_BYTES
-    panel = min(tokens, max(4, PANEL_BYTES // (n * vector) // 4 * 4))
+    panel = min(tokens, max(32, PANEL_BYTES // (n * vector) // 4 * 4))
     chunk = min(tokens, max(panel, SUMS_BYTES // (d * vector) // panel * panel))
     numbers, neurons, matrix = (chunk * d + width - 1) // width, panel * n, d * n
     x = 0
@@ -319,30 +317,16 @@ def panel_vjp(s, at, p, first, tokens, d, with_units, with_hidden):
     if p.factor >= 0:
         apply(s, sums, at.y, at.factor_back, tokens, d, n)
     if with_units:
-        add_outer(s, at.dw_in, x, at.dhidden, tokens, d, n)
-        add_outer(s, at.dw_out, cotangent, at.z, tokens, d, n)
+        add_outer(s, at.dw_in, x, at.dhidden, d, n, tokens)
+        add_outer(s, at.dw_out, cotangent, at.z, d, n, tokens)
         if p.b_in >= 0:
             add_columns(s, at.db_in, at.dhidden, tokens, n)
         if with_hidden:
             add_columns(s, at.hidden, at.z, tokens, n)
         if p.factor >= 0:
-            add_outer(s, at.dfactor, x, at.y, tokens, d, n)
+            add_outer(s, at.dfactor, x, at.y, d, n, tokens)
             if p.b_factor >= 0:
                 add_columns(s, at.db_factor, at.y, tokens, n)
-
-
-@njit
-def add_outer(s, total, numbers, neurons, tokens, d, n):
-    """total (d, n) += the products of numbers (tokens, d) with neurons (tokens, n)."""
-    width = register_width(s)
-    wide_token_product(
-        s,
-        (d, n, tokens),
-        (total, n * width),
-        (total, n * width, width),
-        (numbers, ONE, d),
-        (neurons, n * width, width),
-    )
 
 
 @njit
