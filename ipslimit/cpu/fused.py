@@ -20,7 +20,6 @@ import torch
 from ..compilation import announced
 from ..model.layout import Layout
 from . import kernel as loops
-from .cost import blocks_of
 from .kernels import Kernel, kernel_of
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
@@ -95,7 +94,7 @@ def split(kernel: Kernel, contexts: int, tokens: int, count: int) -> tuple[int, 
     """
     work = kernel.operations(contexts, tokens, count)
     tasks = min(TASKS_PER_SEED, max(1, int(work / OPERATIONS_PER_TASK)))
-    groups = min(blocks_of(count), tasks)
+    groups = min(kernel.most_groups(count), tasks)
     return groups, min(contexts, tasks // groups), work
 
 

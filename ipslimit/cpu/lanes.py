@@ -21,11 +21,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from .cost import LANES
-
-# What a loop may take at once that computes several blocks side by side: one of doubles, two of
-# floats.
-REGISTER_BYTES = 64
+from .cost import LANES, REGISTER_BYTES
 
 # numpy integers: numba compiles a function again for every literal int it is called with
 WIDTH, ZERO, ONE = np.intp(LANES), np.intp(0), np.intp(1)

@@ -65,6 +65,11 @@ def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, itemsize: i
     return _lay_out.py_func(contexts * tokens, d, layout.n, REGISTER_BYTES // itemsize).size
 
 
+def units_together(itemsize: int) -> int:
+    """How many units the loops compute at once."""
+    return cost.perceptrons_together(itemsize)
+
+
 def vector_operations(contexts: int, tokens: int, d: int, layout: Layout, count: int) -> float:
     """Vector operations of one seed's field."""
     return cost.perceptron_operations(contexts, count, tokens, layout)
