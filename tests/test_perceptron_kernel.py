@@ -143,6 +143,10 @@ sizes = st.tuples(*(st.integers(1, most) for most in (3, 3, 20, 11, 7, 7)))
 @example(shape=(1, 1, 1, 1, 1, 1), names=set(), activation="tanh", double=True, seed=0)
 @example(shape=(2, 2, 17, 70, 5, 6), names=set(OPTIONAL), activation="gelu", double=True, seed=0)
 @example(shape=(1, 3, 9, 33, 17, 40), names={"b_in"}, activation="silu", double=False, seed=0)
+# sizes whose products are written out
+@example(shape=(1, 2, 21, 5, 8, 8), names=set(OPTIONAL), activation="gelu", double=False, seed=0)
+@example(shape=(2, 1, 17, 3, 4, 8), names={"b_out"}, activation="gelu", double=True, seed=0)
+@example(shape=(1, 1, 40, 67, 8, 4), names={"w_gate"}, activation="relu", double=False, seed=0)
 @given(
     shape=sizes,
     names=st.sets(st.sampled_from(OPTIONAL)),
@@ -213,6 +217,10 @@ def test_the_path_is_chosen_by_sizes_alone(monkeypatch):
     small, large = make(1, 1, 16, 1, 4, 4).units, make(1, 1, 1, 1, 64, 64).units
     assert small.path(4, 8) is fused and small.is_compiled(4, 8)
     assert large.path(64, 64) is perceptrons_eager  # one unit on eight lanes
+    # eight units fill a register in double precision, and half of one in single
+    for dtype, path in ((torch.float64, fused), (torch.float32, perceptrons_eager)):
+        assert make(1, 1, 8, 1, 64, 64, dtype=dtype).units.path(4, 64) is path
+        assert make(1, 1, 16, 1, 64, 64, dtype=dtype).units.path(4, 64) is fused
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
     assert small.path(4, 8) is perceptrons_eager and not small.is_compiled(4, 8)
     monkeypatch.setenv("IPSLIMIT_KERNEL", "fused")

@@ -126,6 +126,11 @@ def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, itemsize: i
     return lay_out.py_func(contexts, tokens, d, layout.m, itemsize).size
 
 
+def units_together(itemsize: int) -> int:
+    """How many units the loops compute at once."""
+    return cost.LANES
+
+
 def vector_operations(contexts: int, tokens: int, d: int, layout: Layout, count: int) -> float:
     """Vector operations of one seed's field."""
     return cost.vector_operations(contexts, count, tokens, d, layout.m)

@@ -6,6 +6,10 @@ from __future__ import annotations
 # instructions run at half rate 8 floats are as fast as 16, and fewer heads go to waste.
 LANES = 8
 
+# What a loop may take at once that computes several blocks side by side: one of doubles, two of
+# floats.
+REGISTER_BYTES = 64
+
 
 def blocks_of(heads: int) -> int:
     """Blocks of LANES heads, the last of them perhaps not full."""
@@ -16,6 +20,11 @@ def vector_operations(contexts: int, heads: int, tokens: int, d: int, m: int) ->
     """Vector operations of one seed's field, each on LANES heads."""
     a_token = 4 * m * d + tokens * (2 * m + 10)
     return contexts * blocks_of(heads) * tokens * a_token
+
+
+def perceptrons_together(itemsize: int) -> int:
+    """How many perceptrons the loops compute at once."""
+    return REGISTER_BYTES // itemsize
 
 
 # What one entry of an activation costs, such as an exponential and a quotient.

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from .cost import LANES, blocks_of, vector_operations
+from .cost import LANES, blocks_of, perceptron_operations, perceptrons_together, vector_operations
 
 VARIABLE = "IPSLIMIT_KERNEL"
 
@@ -18,6 +18,9 @@ VARIABLE = "IPSLIMIT_KERNEL"
 # small tokens and heads up to 3 times.
 CALLS = 5e5
 EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
+# Those of perceptrons, whose work is counted for as many as fill a register (see `perceptrons`).
+PERCEPTRON_CALLS = 1.2e5
+PERCEPTRON_EAGER_COST = {torch.float32: 1.6, torch.float64: 1.4}
 
 _log = logging.getLogger("ipslimit")
 
@@ -45,22 +48,32 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused or auto, or
         to fused for tensors that are not on the CPU or where numba must not compile.
     """
-    return choose_for(vector_operations(B, H, N, d, m), H, dtype, device)
+    operations, filled = vector_operations(B, H, N, d, m), H / (LANES * blocks_of(H))
+    return _cheaper(operations, filled, CALLS, EAGER_COST, dtype, device)
 
 
-def choose_for(operations: float, H: int, dtype, device) -> str:
-    """As `choose`, by the vector operations that H units of any family take on the fused path."""
+def choose_for_perceptrons(contexts: int, units: int, tokens: int, layout, dtype, device) -> str:
+    """As `choose`, for perceptrons of a layout."""
+    together = perceptrons_together(dtype.itemsize)
+    registers = -(-units // together)
+    operations = perceptron_operations(contexts, registers * LANES, tokens, layout)
+    filled = units / (registers * together)
+    return _cheaper(operations, filled, PERCEPTRON_CALLS, PERCEPTRON_EAGER_COST, dtype, device)
+
+
+def _cheaper(operations: float, filled: float, calls: float, cost: dict, dtype, device) -> str:
+    """The path by the fused one's operations, and the share of its lanes that hold a unit."""
     wanted = wanted_path()
     on_cpu = torch.device(device).type == "cpu"
     if wanted == "fused" and not on_cpu:
         raise ValueError(f"{VARIABLE}=fused needs tensors on the CPU; got {device}. Use auto.")
     if wanted != "auto":
         return wanted
-    if not on_cpu or dtype not in EAGER_COST:
+    if not on_cpu or dtype not in cost:
         return "eager"
-    # The fused path computes LANES heads at a time, needed or not; so it loses where the units
-    # are few and the work large.
-    eager = CALLS + EAGER_COST[dtype] * operations * H / (LANES * blocks_of(H))
+    # The fused path computes all lanes, needed or not; so it loses where the units are few and the
+    # work large.
+    eager = calls + cost[dtype] * operations * filled
     return "fused" if operations <= eager and _compiles() else "eager"
 
 

@@ -14,47 +14,54 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .lanes import LANES, element_address, evaluate, multiply_add, splat_constant, split_exp2
+from .lanes import (
+    LANES,
+    REGISTER_BYTES,
+    absolute,
+    element_address,
+    evaluate,
+    multiply_add,
+    splat_constant,
+    split_exp2,
+)
 from .tiles import rolled_loop
 
-# exp(t^2) erfc(t) / 2 as a polynomial in v = 1 - 2 _MIDDLE / (t + _MIDDLE), highest power first:
-# interpolated at the Chebyshev points of the v of 0 <= t <= 4.2 and 6.2, beyond which erfc(t) is
-# less than the last place of 1. Errors, times exp(-t^2), are 6e-9 and 6e-18.
-_MIDDLE = 3.0
+# exp(t^2) erfc(t) / 2 as a quotient of polynomials, highest power first, on 0 <= t <= _FAR, beyond
+# which erfc(t) is less than the last place of 1: (numerator, denominator), interpolated where the
+# errors times exp(-t^2) max(1, t) between the points are all as large, 1.4e-8 and 3.3e-18.
+_FAR = {types.float32: 4.2, types.float64: 6.2}
 _HALF_ERFC = {
     types.float32: (
-        -0.00011240668,
-        0.0007435069,
-        0.0024447974,
-        -0.012091943,
-        0.035838407,
-        -0.075062,
-        0.12280144,
-        -0.16311674,
-        0.089500576,
+        (-0.00038856023, 0.070258895, 0.26384038, 0.50000001),
+        (0.23444285, 1.0091335, 1.6560628, 1.0),
     ),
     types.float64: (
-        -5.256722811279451e-09,
-        -5.2947387594122434e-08,
-        -1.9356544035176366e-07,
-        -1.8819659108374617e-07,
-        6.277105016485107e-07,
-        1.0753701634028705e-06,
-        -3.982089292570768e-06,
-        -6.4309316117962695e-06,
-        3.202690402750291e-05,
-        2.2627427911129865e-05,
-        -0.0002985308724180278,
-        0.0003538732502114695,
-        0.002134568163437824,
-        -0.012196249660858464,
-        0.035832918599006044,
-        -0.07505796825035829,
-        0.12280190085616575,
-        -0.16311678002151878,
-        0.08950057559069498,
+        (
+            0.000154640672879161593,
+            0.00265253923501342231,
+            0.0211312217966154701,
+            0.10101483699568554,
+            0.313321672082902001,
+            0.635777542891616268,
+            0.793800031565908537,
+            0.5,
+        ),
+        (
+            0.000548188533439042063,
+            0.00940294784335421919,
+            0.0751833723550733708,
+            0.36277760045914669,
+            1.14798022737785725,
+            2.42742615212347515,
+            3.33620946743586235,
+            2.71597923022732959,
+            1.0,
+        ),
     ),
 }
+
+# Registers that a loop over vectors computes side by side.
+REGISTERS = 4
 
 
 class Vector:
@@ -113,7 +120,7 @@ def where_above(x, bound, a, b) -> Vector:
 
 def magnitude(x: Vector) -> Vector:
     """|x|."""
-    return where_above(x, 0.0, x, 0.0 - x)
+    return Vector(x.builder, absolute(x.builder, x.value))
 
 
 def exp2(t: Vector) -> Vector:
@@ -135,10 +142,13 @@ def _split(t: Vector) -> list[Vector]:
 def normal_cdf(x: Vector) -> tuple[Vector, Vector]:
     """Phi(x) and exp(-x^2 / 2) of the standard normal law."""
     exponential = exp2(-0.5 * math.log2(math.e) * x * x)
-    t = fma(magnitude(x), math.sqrt(0.5), _MIDDLE)
-    v = 1.0 - 2.0 * _MIDDLE / t
-    polynomial = evaluate(v.builder, _HALF_ERFC[v.dtype], v.value)
-    beyond = exponential * Vector(v.builder, polynomial)
+    t, far = math.sqrt(0.5) * magnitude(x), _FAR[x.dtype]
+    t = where_above(t, far, far, t)
+    numerator, denominator = (
+        Vector(t.builder, evaluate(t.builder, coefficients, t.value))
+        for coefficients in _HALF_ERFC[t.dtype]
+    )
+    beyond = exponential * (numerator / denominator)
     return where_above(x, 0.0, 1.0 - beyond, beyond), exponential
 
 
@@ -195,8 +205,13 @@ ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "silu": silu,
 
 
 def _define(module, element, with_slope: bool):
-    """The LLVM function (number, z, slope, count) over vectors of z, with a loop an activation."""
-    vector = ir.VectorType(element, LANES)
+    """The LLVM function (number, z, slope, count) over vectors of z, with two loops an activation.
+
+    The first takes REGISTERS at once: one polynomial waits for itself most of the time, and several
+    side by side keep the machine busy. The second takes what is left over.
+    """
+    bits = 32 if element == ir.FloatType() else 64
+    together = REGISTERS * REGISTER_BYTES * 8 // (bits * LANES)
     name = f"ipslimit.activate.{'with' if with_slope else 'without'}_slope.{element}.{LANES}"
     if name in module.globals:
         return module.globals[name]
@@ -209,22 +224,33 @@ def _define(module, element, with_slope: bool):
     which, z, slope, count = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     end = function.append_basic_block("end")
+    turns = builder.udiv(count, number(together))
+    done = builder.mul(turns, number(together))
+    rest = builder.sub(count, done)
     choice = builder.switch(which, end)
     builder.position_at_end(end)
     builder.ret_void()
-    align = 4 if element == ir.FloatType() else 8
+
+    def loop(activation, turns, first, vectors):
+        """The activation of vectors, so many a turn, from one of them on."""
+        kind = ir.VectorType(element, vectors * LANES).as_pointer()
+        with builder.if_then(builder.icmp_signed(">", turns, number(0))):
+            with rolled_loop(builder, turns) as i:
+                offset = builder.mul(
+                    builder.add(first, builder.mul(i, number(vectors))), number(LANES)
+                )
+                at, into = (builder.bitcast(builder.gep(p, [offset]), kind) for p in (z, slope))
+                results = activation(Vector(builder, builder.load(at, align=bits // 8)))
+                places = (at, into) if with_slope else (at,)
+                for result, place in zip(results, places, strict=False):
+                    builder.store(result.value, place, align=bits // 8)
+
     for index, activation in enumerate(ACTIVATIONS.values()):
         block = function.append_basic_block(activation.__name__)
         choice.add_case(number(index), block)
         builder.position_at_end(block)
-        with rolled_loop(builder, count) as i:
-            offset = builder.mul(i, number(LANES))
-            at, into = (
-                builder.bitcast(builder.gep(p, [offset]), vector.as_pointer()) for p in (z, slope)
-            )
-            results = activation(Vector(builder, builder.load(at, align=align)))
-            for result, place in zip(results, (at, into) if with_slope else (at,), strict=False):
-                builder.store(result.value, place, align=align)
+        loop(activation, turns, number(0), together)
+        loop(activation, rest, done, 1)
         builder.branch(end)
     return function
 

@@ -14,12 +14,12 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 
 from ..compilation import announced
 from ..model.layout import Layout
 from . import kernel as loops
-from .cost import blocks_of
 from .kernels import Kernel, kernel_of
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
@@ -41,15 +41,18 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     rows, contexts, tokens, d = x.shape
     groups, context_groups, operations = split(kernel, contexts, tokens, packed.shape[-1])
     out = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
-    partial = out[:, None] if groups == 1 else x.new_empty((rows, groups, contexts, tokens, d))
+    total = out.numpy()
+    partial = total[:, None]
+    if groups > 1:
+        partial = np.empty((rows, groups, contexts, tokens, d), total.dtype)
     called = (kernel.field, kernel.place)
     arguments = (called, _array(x), _array(packed), _array(weights), causal)
-    outputs = (partial.numpy(), context_groups)
+    outputs = (partial, context_groups)
     size = kernel.scratch_size(contexts, tokens)
     tasks = rows * groups * context_groups
     run_tasks(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, size)
     if groups > 1:
-        loops.add_groups(partial.view(rows, groups, -1).numpy(), out.view(rows, -1).numpy())
+        loops.add_groups(partial.reshape(rows, groups, -1), total.reshape(rows, -1))
     return out
 
 
@@ -64,23 +67,23 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_
     shape = (rows, size, count) if with_units else (1, 0, 0)
     dpacked = torch.empty(shape, dtype=x.dtype)
     dweights = torch.empty((shape[0], shape[2]), dtype=x.dtype)
-    parts = [dx[:, None], dpacked[:, None], dweights[:, None]]
+    totals = [tensor.numpy() for tensor in (dx, dpacked, dweights)]
+    parts = [total[:, None] for total in totals]
     if groups > 1:
-        parts[0] = x.new_empty((rows, groups, contexts, tokens, d))
+        parts[0] = np.empty((rows, groups, contexts, tokens, d), totals[0].dtype)
     if context_groups > 1 and with_units:
-        parts[1] = x.new_empty((rows, context_groups, size, count))
-        parts[2] = x.new_empty((rows, context_groups, count))
+        for i in (1, 2):
+            parts[i] = np.empty((rows, context_groups, *totals[i].shape[1:]), totals[i].dtype)
     called = (kernel.vjp, kernel.place)
     tensors = (x, packed, weights, cotangent)
     arguments = (called, *map(_array, tensors), causal, with_units)
-    outputs = (*(part.numpy() for part in parts), context_groups)
+    outputs = (*parts, context_groups)
     size = kernel.scratch_size(contexts, tokens)
     tasks = rows * groups * context_groups
     run_tasks(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, size)
-    for total, part in zip((dx, dpacked, dweights), parts, strict=True):
+    for total, part in zip(totals, parts, strict=True):
         if part.shape[1] > 1:
-            of_row = part.shape[1]
-            loops.add_groups(part.view(rows, of_row, -1).numpy(), total.view(rows, -1).numpy())
+            loops.add_groups(part.reshape(*part.shape[:2], -1), total.reshape(rows, -1))
     return (dx, dpacked, dweights) if with_units else (dx, None, None)
 
 
@@ -91,13 +94,15 @@ def split(kernel: Kernel, contexts: int, tokens: int, count: int) -> tuple[int, 
     """
     work = kernel.operations(contexts, tokens, count)
     tasks = min(TASKS_PER_SEED, max(1, int(work / OPERATIONS_PER_TASK)))
-    groups = min(blocks_of(count), tasks)
+    groups = min(kernel.most_groups(count), tasks)
     return groups, min(contexts, tasks // groups), work
 
 
 def _array(tensor: torch.Tensor):
     """The numpy view of a tensor, contiguous so that one compilation per dtype is enough."""
-    return tensor.detach().contiguous().numpy()
+    if tensor.requires_grad or not tensor.is_contiguous():
+        tensor = tensor.detach().contiguous()
+    return tensor.numpy()
 
 
 def run_tasks(
@@ -167,8 +172,7 @@ def _compile(function, dtype: torch.dtype, work, families: int = 1) -> None:
 
 def _scratch(dtype: torch.dtype, size: int):
     """This thread's scratch array, kept between calls since fresh memory must be paged in."""
-    tensor = getattr(_local, str(dtype), None)
-    if tensor is None or tensor.numel() < size:
-        tensor = torch.empty(size, dtype=dtype)  # torch aligns to cache lines
-        setattr(_local, str(dtype), tensor)
-    return tensor.numpy()
+    arrays = _local.__dict__
+    if dtype not in arrays or len(arrays[dtype]) < size:
+        arrays[dtype] = torch.empty(size, dtype=dtype).numpy()  # torch aligns to cache lines
+    return arrays[dtype]

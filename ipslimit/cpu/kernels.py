@@ -64,6 +64,11 @@ class Kernel:
         sizes = (contexts, tokens, self.layout.d, self.layout, self.dtype.itemsize)
         return self._module.scratch_size(*sizes)
 
+    def most_groups(self, count: int) -> int:
+        """Into how many groups so many units can be cut with none computed beside empty lanes."""
+        return -(-count // self._module.units_together(self.dtype.itemsize))
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019
     def operations(self, contexts: int, tokens: int, count: int) -> float:
         """Vector operations of one seed's field with so many units."""
         sizes = (contexts, tokens, self.layout.d, self.layout, count)

@@ -11,6 +11,7 @@ All vectors sit in one flat scratch array, addressed by element offsets.
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import numpy as np
@@ -20,7 +21,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from .cost import LANES
+from .cost import LANES, REGISTER_BYTES
 
 # numpy integers: numba compiles a function again for every literal int it is called with
 WIDTH, ZERO, ONE = np.intp(LANES), np.intp(0), np.intp(1)
@@ -53,15 +54,15 @@ def _vector_type(context, dtype):
     return ir.VectorType(context.get_value_type(dtype), LANES)
 
 
-def splat(builder, value):
-    vector = ir.VectorType(value.type, LANES)
+def splat(builder, value, lanes=LANES):
+    vector = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INDEX(0))
-    zeros = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+    zeros = ir.Constant(ir.VectorType(_INDEX, lanes), [0] * lanes)
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
 def splat_constant(vector, value):
-    return ir.Constant(vector, [value] * LANES)
+    return ir.Constant(vector, [value] * vector.count)
 
 
 def _load(context, builder, array_type, array, offset):
@@ -85,7 +86,11 @@ def _call(builder, name, result, *arguments):
 
 
 def _suffix(vector):
-    return f"v{LANES}{'f32' if vector.element == ir.FloatType() else 'f64'}"
+    return f"v{vector.count}{'f32' if vector.element == ir.FloatType() else 'f64'}"
+
+
+def absolute(builder, value):
+    return _call(builder, f"llvm.fabs.{_suffix(value.type)}", value.type, value)
 
 
 def multiply_add(builder, a, b, c):
@@ -247,6 +252,54 @@ def sum_lanes(typingctx, value):
     return value.dtype(value), codegen
 
 
+@intrinsic
+def register_width(typingctx, array):
+    """How many of an array's numbers REGISTER_BYTES hold: a multiple of LANES."""
+    width = REGISTER_BYTES * 8 // array.dtype.bitwidth
+    return types.intp(array), lambda context, builder, signature, args: ir.IntType(64)(width)
+
+
+@intrinsic
+def sum_registers(typingctx, array, offset):
+    """Lanes of the sums of LANES registers that follow each other, each over its numbers."""
+
+    def codegen(context, builder, signature, args):
+        kind, (array, offset) = signature.args[0], args
+        width = REGISTER_BYTES * 8 // kind.dtype.bitwidth
+        totals = []
+        for start in range(0, LANES * width, width):
+            parts = [
+                _load(context, builder, kind, array, builder.add(offset, offset.type(start + i)))
+                for i in range(0, width, LANES)
+            ]
+            totals.append(functools.reduce(builder.fadd, parts))
+        # neighbours in a lane are added, then pairs of these, then halves
+        for size in (1 << i for i in range(LANES.bit_length() - 1)):
+            totals = [
+                _add_across(builder, a, b, size)
+                for a, b in zip(totals[::2], totals[1::2], strict=True)
+            ]
+        return totals[0]
+
+    return Lanes(array.dtype)(array, types.intp), codegen
+
+
+def _add_across(builder, a, b, size):
+    """Runs of `size` lanes added to those beside them: of a, then of b, in turn."""
+    shares = []
+    for first in (0, size):
+        lanes = [
+            source + pair + first + i
+            for pair in range(0, LANES, 2 * size)
+            for source in (0, LANES)
+            for i in range(size)
+        ]
+        shares.append(
+            builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INDEX, LANES), lanes))
+        )
+    return builder.fadd(*shares)
+
+
 def _define_operator(function, instruction):
     """The arithmetic operator of two Lanes as one LLVM instruction."""
 
@@ -318,7 +371,7 @@ def split_exp2(builder, dtype, value):
     shifted = builder.fadd(t, splat_constant(vector, magic))
     rest = builder.fsub(t, builder.fsub(shifted, splat_constant(vector, magic)))
     power = evaluate(builder, coefficients[:-1], rest)
-    integer = ir.VectorType(ir.IntType(dtype.bitwidth), LANES)
+    integer = ir.VectorType(ir.IntType(dtype.bitwidth), vector.count)
     bits = builder.shl(builder.bitcast(shifted, integer), splat_constant(integer, shift))
     return power, rest, builder.bitcast(bits, vector)
 

@@ -20,7 +20,15 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .lanes import LANES, WIDTH, element_address, multiply_add, splat
+from .lanes import (
+    LANES,
+    REGISTER_BYTES,
+    WIDTH,
+    element_address,
+    multiply_add,
+    register_width,
+    splat,
+)
 
 
 @contextlib.contextmanager
@@ -44,7 +52,7 @@ def rolled_loop(builder, count):
     builder.position_at_end(end)
 
 
-def _define_tile(module, element, rows, columns, scalar_left, contiguous):
+def _define_tile(module, element, rows, columns, scalar_left, contiguous, lanes):
     """The LLVM function of a register tile: `rows` by `columns` sums that stay in registers.
 
     out[i, j] = start[i, j] + sum_k left[i, k] right[k, j], with k running upwards. `contiguous`
@@ -53,11 +61,11 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
     addresses alone would fill the registers.
     """
     suffix = f"{rows}x{columns}.{'scalar.' if scalar_left else ''}{contiguous}.{element}"
-    name = f"ipslimit.tile.{suffix}.{LANES}"
+    name = f"ipslimit.tile.{suffix}.{lanes}"
     if name in module.globals:
         return module.globals[name]
     number, pointer = ir.IntType(64), element.as_pointer()
-    vector = ir.VectorType(element, LANES)
+    vector = ir.VectorType(element, lanes)
     arguments = [
         number,
         pointer,
@@ -111,16 +119,16 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
         first = builder.load(vector_at(at), align=align)
         sums[i, j] = cgutils.alloca_once_value(builder, first)
     right_column, right_inner = (
-        (LANES, right_stride) if contiguous == "column" else (right_stride, LANES)
+        (lanes, right_stride) if contiguous == "column" else (right_stride, lanes)
     )
     if contiguous == "inner":
-        left_inner = LANES
+        left_inner = lanes
     with rolled_loop(builder, inner) as k:
         lefts, rights = [], []
         for i in range(rows):
             at = address(left, (i, left_row), (k, left_inner))
             if scalar_left:
-                lefts.append(splat(builder, builder.load(at)))
+                lefts.append(splat(builder, builder.load(at), lanes))
             else:
                 lefts.append(builder.load(vector_at(at), align=align))
         for j in range(columns):
@@ -130,13 +138,13 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous):
             total = multiply_add(builder, lefts[i], rights[j], builder.load(sums[i, j]))
             builder.store(total, sums[i, j])
     for i, j in cells:
-        at = address(out, (i, out_row), (j, LANES))
+        at = address(out, (i, out_row), (j, lanes))
         builder.store(builder.load(sums[i, j]), vector_at(at), align=align)
     builder.ret_void()
     return function
 
 
-def _tile(rows, columns, scalar_left, contiguous):
+def _tile(rows, columns, scalar_left, contiguous, wide):
     """The numba face of a register tile."""
 
     @intrinsic
@@ -145,7 +153,10 @@ def _tile(rows, columns, scalar_left, contiguous):
             array, inner, *operands = args
             kind = signature.args[0]
             element = context.get_value_type(kind.dtype)
-            function = _define_tile(builder.module, element, rows, columns, scalar_left, contiguous)
+            lanes = REGISTER_BYTES * 8 // kind.dtype.bitwidth if wide else LANES
+            function = _define_tile(
+                builder.module, element, rows, columns, scalar_left, contiguous, lanes
+            )
 
             def unpack(operand):
                 offset, *strides = (
@@ -163,21 +174,30 @@ def _tile(rows, columns, scalar_left, contiguous):
     return tile
 
 
-def _product(scalar_left, contiguous):
+@njit(inline="always")
+def _block_width(s):
+    return WIDTH
+
+
+def _product(scalar_left, contiguous, wide=False):
     """The compiled product over tiles of 4, 2 and 1 rows and columns."""
     t44, t42, t41, t24, t22, t21, t14, t12, t11 = (
-        _tile(rows, columns, scalar_left, contiguous) for rows in (4, 2, 1) for columns in (4, 2, 1)
+        _tile(rows, columns, scalar_left, contiguous, wide)
+        for rows in (4, 2, 1)
+        for columns in (4, 2, 1)
     )
+    width_of = register_width if wide else _block_width
 
     def multiply(s, shape, out, start, left, right):
         rows, columns, inner = shape
+        width = width_of(s)
         i = 0
         while i < rows:
             tall = 4 if rows - i >= 4 else 2 if rows - i >= 2 else 1
             x = (left[0] + i * left[1], left[1], left[2])
             j = 0
             while j < columns:
-                o = (out[0] + i * out[1] + j * WIDTH, out[1])
+                o = (out[0] + i * out[1] + j * width, out[1])
                 a = (start[0] + i * start[1] + j * start[2], start[1], start[2])
                 y = (right[0] + j * right[2], right[1], right[2])
                 if columns - j >= 4:
@@ -210,6 +230,7 @@ def _product(scalar_left, contiguous):
     # counts within a process: without names of their own, entries that were compiled in different
     # processes would call each other's products.
     name = f"multiply_{'scalar' if scalar_left else 'vector'}_{contiguous}"
+    name += "_wide" if wide else ""
     multiply.__name__ = multiply.__qualname__ = name
     return njit(multiply)
 
@@ -217,3 +238,6 @@ def _product(scalar_left, contiguous):
 product = _product(False, "column")  # right's columns are neighbours
 row_product = _product(False, "inner")  # left's and right's rows are: products of rows with rows
 token_product = _product(True, "column")  # left holds plain numbers, the same for all lanes
+# The same with as many numbers a vector as fill a register, see `lanes.register_width`.
+wide_product = _product(False, "column", wide=True)
+wide_token_product = _product(True, "column", wide=True)

@@ -15,7 +15,8 @@ def field(x: torch.Tensor, units, causal: bool, kept: list | None = None) -> tor
     path = flat.path(*rows.shape[1:3])
     keeping = {"keep": kept} if kept is not None and getattr(path, "KEEPS", False) else {}
     arguments = (rows, flat.packed, flat.weights, units.layout, causal)
-    return path.field(*arguments, **keeping).reshape(lead + x.shape[-3:])
+    out = path.field(*arguments, **keeping)
+    return out if out.shape == x.shape else out.reshape(lead + x.shape[-3:])
 
 
 def vjp(
@@ -32,7 +33,8 @@ def vjp(
         lead, rows, flat = _flatten(x, units)
         shape = lead + x.shape[-3:]
         try:
-            flat_cotangent = cotangent.expand(shape).reshape(rows.shape)
+            if cotangent.shape != rows.shape:
+                cotangent = cotangent.expand(shape).reshape(rows.shape)
         except RuntimeError:
             raise ValueError(
                 f"cotangent must broadcast to the field's shape {tuple(shape)}; got "
@@ -43,14 +45,15 @@ def vjp(
             rows,
             flat.packed,
             flat.weights,
-            flat_cotangent,
+            cotangent,
             layout,
             causal,
             with_units,
             with_outputs,
             **({"kept": kept} if kept else {}),
         )
-        dx = dx.reshape(shape).sum_to_size(x.shape)
+        if dx.shape != x.shape:
+            dx = dx.reshape(shape).sum_to_size(x.shape)
         if not with_units:
             return dx, None
         own, size = units.lead, layout.size
@@ -58,12 +61,16 @@ def vjp(
         index = own if own.numel() == 1 else lead
 
         def to_units(part: torch.Tensor) -> torch.Tensor:
+            if part.shape[:1] == index:
+                return part
             tail = part.shape[1:]
             return part.reshape(*index, *tail).sum_to_size(*own, *tail)
 
         dpacked, dweights = to_units(dpacked), to_units(dweights)
+        if not with_outputs:
+            return dx, units.from_packed(dpacked, dweights, layout)
         dunits = units.from_packed(dpacked[..., :size, :], dweights, layout)
-        return (dx, dunits, dpacked[..., size:, :].mT) if with_outputs else (dx, dunits)
+        return dx, dunits, dpacked[..., size:, :].mT
 
 
 def _flatten(x: torch.Tensor, units) -> tuple[torch.Size, torch.Tensor, object]:

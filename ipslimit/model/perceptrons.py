@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..cpu.cost import perceptron_operations
-from ..cpu.dispatch import choose_for
+from ..cpu.dispatch import choose_for_perceptrons
 from . import perceptrons_eager
 from .activations import DEFINED
 from .units import Units
@@ -91,5 +90,5 @@ class Perceptrons(Units):
 
     def is_compiled(self, contexts: int, tokens: int) -> bool:
         """Whether the fused kernel is chosen for these sizes, see `cpu.dispatch.choose`."""
-        operations = perceptron_operations(contexts, self.count, tokens, self.layout)
-        return choose_for(operations, self.count, self.dtype, self.device) != "eager"
+        sizes = contexts, self.count, tokens, self.layout
+        return choose_for_perceptrons(*sizes, self.dtype, self.device) != "eager"

@@ -127,7 +127,7 @@ class Units:
         require_same("dtype", named)
         require_same("device", named)
         try:
-            weights = weights.expand(*lead, count)
+            weights = weights.expand(*lead, count).contiguous()
         except RuntimeError:
             raise ValueError(
                 f"weights must broadcast to {(*lead, count)}; got {tuple(weights.shape)}. Give one "
