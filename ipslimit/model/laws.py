@@ -60,8 +60,8 @@ class Law(abc.ABC):
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Those of its units' optional matrices that they have: all of them by default."""
-        return self.units.optional
+        """Those of its units' optional matrices that they have: none of them by default."""
+        return ()
 
     @abc.abstractmethod
     def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:

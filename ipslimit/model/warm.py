@@ -35,7 +35,7 @@ def going_on(
     """
     if not isinstance(start, ParticleRun):
         raise TypeError(f"start must be a ParticleRun; got {shown(start)}.")
-    require_same_rule("start.rule", start.rule, "rule", run.rule)
+    require_same_rule("rule", run.rule, "start", start.rule)
     width = len(run.seeds)
     for name in ("depth", "unit_numbers", "root_seed", "residual_exponent", "seeds"):
         ours, theirs = getattr(run, name), getattr(start, name)
