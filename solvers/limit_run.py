@@ -53,7 +53,7 @@ class LimitRun:
         As `ParticleRun.batches`.
     least_size : float
         Least size of a token in front of the norm at the grid's edges; inf without a norm. Where
-        that is near to 0, `message` says so.
+        that is near to 0, `notes` and `message` say so.
     quadrature_error : float
         For sampled laws: estimated largest error of any component of x and p, from independent
         scramblings: the root mean square of their largest `quadrature_gaps`, or the difference to
@@ -83,7 +83,8 @@ class LimitRun:
 
     @property
     def message(self) -> str:
-        return f"{self.status}: {self._reason}"
+        warning = self._solution.warning
+        return f"{self.status}: {self._reason}" + (f"; {warning}" if warning else "")
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ class GridSolution:
     batches: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     least_size: float = math.inf
+    warning: str | None = None
     unit_numbers: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def trajectories(self) -> list[tuple[str, int, Trajectory]]:
@@ -113,8 +114,8 @@ def train_on_grid(
         gradients = {name: sums / tokens for name, sums in found.sums.items()}
         branch, states = branch.updated(rule, states, gradients, step + 1, found.means, depths)
     notes = [note for state in states.values() for note in rule.notes(state)]
-    if branch.norm is not None:
-        notes += filter(None, [branch.norm.warning(solution.least_size)])
+    solution.warning = branch.norm and branch.norm.warning(solution.least_size)
+    notes += [solution.warning] if solution.warning else []
     solution.notes = list(dict.fromkeys(notes))
     return solution
 

@@ -297,6 +297,7 @@ def test_tokens_near_zero_are_reported_by_particles_and_limit():
     assert run.least_size == pytest.approx(1e-3, rel=0.2) and "raise norm_eps" in run.notes[0]
     limit = solve_limit(of, RULE, 1, 1e-2)
     assert any("raise norm_eps" in note for note in limit.notes)
+    assert "raise norm_eps" in limit.message
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_small_tokens_are_warned_of_below_ten_roots_of_eps():
     norm = Norm("rms", 1e-4)
     assert norm.warning(0.11) is None and norm.warning(math.inf) is None
     assert "raise norm_eps" in norm.warning(0.09)
+    assert Norm("rms", 0.1).warning(0.3) is None  # of slope 3 at most
     assert torch.allclose(norm.sizes(torch.tensor([[3.0, 4.0]])), torch.tensor(12.5).sqrt())
     assert float(Norm("layer").sizes(torch.tensor([[5.0, 5.0, 5.0]]))) == 0.0
 

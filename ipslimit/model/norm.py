@@ -10,9 +10,9 @@ import torch
 from ..checks import require_choice, require_real
 
 KINDS = ("rms", "layer")
-# Where tokens come so near to zero, in units of sqrt(eps), the norm is steep in them: the depth
-# solver loses its order, and costates grow.
-NEAR_ZERO = 10.0
+# Where tokens come so near to zero, in units of sqrt(eps), and eps is so small that the slope of the
+# norm in them is this large, the depth solver loses its order, and costates grow.
+NEAR_ZERO, STEEP = 10.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Norm:
 
     def warning(self, least: float) -> str | None:
         """What to say of tokens whose least size is this; None where it is large enough."""
-        if not least < NEAR_ZERO * math.sqrt(self.eps):
+        near = least < NEAR_ZERO * math.sqrt(self.eps)
+        if not near or least**2 + self.eps > STEEP**-2:
             return None
         return (
             f"tokens in front of the norm come down to a size of {least:.1e}, near "
