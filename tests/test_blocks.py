@@ -153,7 +153,7 @@ def test_warm_starts_of_another_run_are_refused_by_name():
         ({"seeds": 2}, "with seeds"),
         ({"steps": 1}, "from 2 on"),
         ({"record": [0, 3]}, "from 2 on"),
-        ({"rule": SGD(0.1)}, "start.rule must be"),
+        ({"rule": SGD(0.1)}, "rule must be the rule that trained start"),
     ):
         given = {"rule": RULE, "depth": 3, "heads": 4, "steps": 4} | change
         with pytest.raises(ValueError, match=words):
