@@ -51,7 +51,7 @@ class Norm:
         rounding = 0.0
         if self.kind == "layer":
             rounding = 4.0 * torch.finfo(x.dtype).eps * x.abs().amax(-1)
-        return self.sizes(x) <= rounding
+        return self._centred(x).abs().amax(-1) <= rounding  # no square, that may underflow
 
     def warning(self, least: float) -> str | None:
         """What to say of tokens whose least size is this; None where it is large enough."""
