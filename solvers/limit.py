@@ -10,14 +10,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ipslimit import Problem, Rule
-from ipslimit.checks import (
-    require_choice,
-    require_int,
-    require_real,
-    require_room,
-    resolve_device,
-    shown,
-)
+from ipslimit.checks import require_choice, require_int, require_real, require_room, resolve_device
+from ipslimit.model.callbacks import require_callback
 from ipslimit.model.particles import recorded_steps, require_problem
 from ipslimit.model.rules.identity import rule_text
 from ipslimit.model.rules.trial import require_rule
@@ -145,10 +139,7 @@ def solve_limit(
     rule.require_rates([law.layout for law in problem.block.laws.values()])
     for law in problem.block.laws.values():
         require_rule(rule, law.layout, problem.dtype, device, steps)
-    if callback is not None and not callable(callback):
-        raise TypeError(
-            f"callback must be callable as callback(k, elements, loss); got {shown(callback)}."
-        )
+    require_callback(callback, "k", "elements", "loss")
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
@@ -181,7 +172,7 @@ def solve_limit(
                 max_elements, budget = max(4 * elements, most), "the memory for so many nodes"
     start = start or solve(first, nodes)
     run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
-    run.rule, run.nodes_seed = rule_text(rule), nodes_seed
+    run.rule, run.nodes_seed, run.of = rule_text(rule), nodes_seed, dict(problem.identity)
     run.unit_numbers = run._solution.unit_numbers
     run.nodes = nodes if sampled else max(run.unit_numbers.values())
     if sampled:

@@ -38,6 +38,8 @@ class LimitRun:
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     rule : str
         Which rule it is the limit of, as `ParticleRun.rule`: runs of another one are refused.
+    of : dict of str to str
+        Which problem it is the limit of, as `ParticleRun.of`.
     grid : DepthGrid of the answer
     history : list of Refinement
         Of all pairs of grids; the answer is from the last, or where rounding had made the last ones
@@ -72,6 +74,7 @@ class LimitRun:
         self.error = self._pair.error
         self.history, self.cost = history, cost
         self.rule = ""
+        self.of: dict[str, str] = {}
         self.nodes = self.nodes_seed = 0
         self.unit_numbers: dict[str, int] = {}
         self.batches, self.least_size = fine.batches, fine.least_size

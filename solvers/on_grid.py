@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from ipslimit import Problem, Rule, Units
+from ipslimit.model.callbacks import asks_to_stop
 
 from .grid import DepthGrid, Trajectory
 from .picard import integrate
@@ -92,7 +93,7 @@ def train_on_grid(
         if branch.norm is not None:
             least = float(branch.norm.sizes(x.edges).nan_to_num(torch.inf).min())
             solution.least_size = min(solution.least_size, least)
-        if callback is not None and callback(step, grid.elements, float(loss[step])) is True:
+        if callback and asks_to_stop(callback(step, grid.elements, float(loss[step]))):
             raise Stopped(f"stopped by callback at step {step} on {grid.elements} elements")
         if not last or keep:
             p, found = scheme.backward(system, x, p_end, not last, p)

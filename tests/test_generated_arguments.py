@@ -261,8 +261,8 @@ objects = st.sampled_from(
 anything = st.one_of(nested, arrays, tensors, objects)
 
 
-def check(call, name, value):
-    function, arguments = CALLS[call]
+def check(call, name, value, calls=CALLS):
+    function, arguments = calls[call]
     # models are hooked and converted in place: every case has its own, with its optimizer
     arguments = copy.deepcopy(arguments | {name: value})
     try:

@@ -21,6 +21,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ..checks import shown
+from ..model.problem_identity import require_same_problem
 from ..model.rules.identity import require_same_rule
 from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
@@ -59,6 +61,7 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     ValueError
         If `whole` has finitely many heads, another rule than the limit, or other nodes.
     """
+    _require_runs(limit, whole=whole)
     if not math.isinf(whole.head_count):
         raise ValueError(
             f"whole must be a run with heads=None; got one with {whole.head_count} heads. Train it "
@@ -129,6 +132,7 @@ def error_table(
         If the runs differ in depth, recorded steps, residual exponent, rule or contexts, or the
         limit in its rule.
     """
+    _require_runs(limit, run=run, whole=whole)
     if whole.depth != run.depth or not math.isinf(whole.head_count):
         raise ValueError(
             f"whole must be the heads=None run of depth {run.depth}; got depth {whole.depth}, "
@@ -184,6 +188,7 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
     ValueError
         If the limit is of another rule.
     """
+    _require_runs(limit, run=run)
     _require_rule_of_limit("run", run, limit)
     rows: list[Row] = []
     alive = ~run.diverged
@@ -212,6 +217,18 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
     return rows
 
 
+# In what one problem may differ between its runs: number formats, and how it was computed.
+APART = ("dtype", "nodes", "nodes_seed", "group")
+
+
+def _require_runs(limit: object, **runs: object) -> None:
+    for name, run in runs.items():
+        if not isinstance(run, ParticleRun):
+            raise TypeError(f"{name} must be a ParticleRun; got {shown(run)}.")
+    if not callable(getattr(limit, "x", None)):
+        raise TypeError(f"limit must be a run of solve_limit; got {shown(limit)}.")
+
+
 def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
     """Refuse a whole-law run of another model, as far as the runs themselves can tell."""
     require_same_rule("whole.rule", whole.rule, "run", run.rule)
@@ -228,21 +245,37 @@ def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
             f"whole must be of the contexts of run, of shape {tuple(ours.shape)}; got others, of "
             f"shape {tuple(theirs.shape)}. Train both on the same problem."
         )
+    require_same_problem("whole", whole.of, "run", run.of, (*APART, *_probes_apart(run, whole)))
+
+
+def _probes_apart(*runs: object) -> tuple[str, ...]:
+    """Probes may be left out of one of two runs."""
+    return ("probes",) if any(run.of.get("probes") == "None" for run in runs) else ()
 
 
 def _require_rule_of_limit(name: str, run: ParticleRun, limit: Limit) -> None:
+    """Refuse the limit of another rule or problem; layers' order is lost in the limit."""
     require_same_rule("limit.rule", getattr(limit, "rule", ""), name, run.rule)
+    if getattr(limit, "of", None):
+        apart = (*APART, "sequential", *_probes_apart(run, limit))
+        require_same_problem("limit", limit.of, name, run.of, apart)
 
 
 def _require_nodes_of_limit(whole: ParticleRun, limit: Limit) -> None:
+    def refuse(what: str) -> None:
+        raise ValueError(
+            f"whole must hold the limit's {what}. Train it with nodes={limit.nodes}, "
+            f"nodes_seed={limit.nodes_seed}."
+        )
+
     for family, theirs in getattr(limit, "unit_numbers", {}).items():
         for units in whole.units.values():
             ours, noun = units[family].count, units[family].noun
             if ours != theirs:
-                raise ValueError(
-                    f"whole must hold the limit's {theirs} {noun} in every layer; got {ours}. "
-                    f"Train it with nodes={limit.nodes}, nodes_seed={limit.nodes_seed}."
-                )
+                refuse(f"{theirs} {noun} in every layer; got {ours}")
+    seed = whole.of.get("nodes_seed")
+    if seed is not None and seed != str(getattr(limit, "nodes_seed", seed)):
+        refuse(f"nodes, of nodes_seed {limit.nodes_seed}; got those of {seed}")
 
 
 def _attribute(variable: str, where: str) -> str:

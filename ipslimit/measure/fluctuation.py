@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ..checks import require_int, resolve_device, shown
 from ..model.draws import layer_depths
-from ..model.particles import train_from
+from ..model.particles import require_problem, train_from
 from ..model.problem import Problem
+from ..model.problem_identity import require_same_problem
 from ..model.rules import Rule
 from ..model.rules.identity import require_same_rule, rule_text
 from ..model.runs import ParticleRun, empty_run
@@ -123,8 +125,8 @@ def predict_fluctuation(
 
     Raises
     ------
-    ValueError
-        For a run without draws of atoms, or one that another rule trained.
+    TypeError, ValueError
+        For a run without draws of atoms, of another problem, or one that another rule trained.
 
     Notes
     -----
@@ -134,6 +136,12 @@ def predict_fluctuation(
     not taken: rare large responses that one side misses, such as flips of near-sign steps, show on
     the other. Costs three runs with all M atoms in every layer, whatever H, and one of one seed.
     """
+    require_problem(problem, rule)
+    if not isinstance(run, ParticleRun):
+        raise TypeError(f"run must be a ParticleRun; got {shown(run)}.")
+    device = resolve_device(device)
+    if seeds_together is not None:
+        require_int("seeds_together", seeds_together)
     laws = problem.block.laws
     if not problem.block.exact or set(run.unit_counts) != set(laws):
         raise ValueError(
@@ -141,6 +149,12 @@ def predict_fluctuation(
             "counts. Use ipslimit.Atoms."
         )
     require_same_rule("rule", rule_text(rule), "run", run.rule)
+    require_same_problem("problem", problem.identity, "run", run.of, ("group",))
+    if not run.x:
+        raise ValueError(
+            "run must have recorded a step; got one without, that was stopped before. Let it go "
+            "on from there (start=), or pass record=."
+        )
     names = ("x", "p", "probe_x", "probe_p")
     recorded = tuple(run.x)
     weights_of = {name: law.heads.weights.to(problem.dtype) for name, law in laws.items()}

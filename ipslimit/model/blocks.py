@@ -79,7 +79,9 @@ class Block:
                 "attention and perceptron must not both be None; a block without units moves no "
                 "token. Give one of them a law."
             )
-        self._set(laws, None if norm is None else Norm(norm, norm_eps), sequential)
+        # norm_eps is looked at even where it is not used
+        given = Norm("rms" if norm is None else norm, norm_eps)
+        self._set(laws, None if norm is None else given, sequential)
 
     @classmethod
     def of(cls, law: Block | Law) -> Block:

@@ -51,7 +51,14 @@ class AlongDepth(Law):
 
     def along(self, units: Units, s: torch.Tensor) -> Units:
         """The units as they are at depths s."""
-        moved = self.change(self.law.along(units, s), s.to(units.packed))
+        given = self.law.along(units, s), s.to(units.packed)
+        try:
+            moved = self.change(*given)
+        except Exception as error:  # whatever the user's code raises
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(
+                f"change must be callable as change(units, s); got {shown(self.change)}, which "
+                f"failed: {type(error).__name__}: {' '.join(str(error).split())}. Correct it."
+            ) from error
         if not isinstance(moved, Units) or moved.layout != units.layout:
             raise TypeError(
                 f"change must return units of the layout of those given; got {shown(moved)}. Use "

@@ -48,7 +48,7 @@ class ReadoutCrossEntropy:
     """
 
     def __init__(self, readout: torch.Tensor):
-        self.readout = require_tensor("readout", readout, finite=True).detach()
+        self.readout = require_tensor("readout", readout, finite=True).detach().clone()
         if self.readout.ndim != 2 or self.readout.shape[0] < 2:
             raise ValueError(
                 f"readout must have shape (C, d) with C >= 2 classes; got "

@@ -46,6 +46,13 @@ class Norm:
         """sqrt(mean x^2) of every token, of x less its mean for "layer": (...,) of x (..., d)."""
         return self._centred(x).square().mean(-1).sqrt()
 
+    def is_undirected(self, x: torch.Tensor) -> torch.Tensor:
+        """Which tokens are zero, or for "layer" constant up to rounding: (...,) of x (..., d)."""
+        rounding = 0.0
+        if self.kind == "layer":
+            rounding = 4.0 * torch.finfo(x.dtype).eps * x.abs().amax(-1)
+        return self._centred(x).abs().amax(-1) <= rounding  # no square, that may underflow
+
     def warning(self, least: float) -> str | None:
         """What to say of tokens whose least size is this; None where it is large enough."""
         near = least < NEAR_ZERO * math.sqrt(self.eps)

@@ -17,6 +17,7 @@ import torch
 
 from ..checks import require_bool, require_int, require_real, resolve_device, shown
 from .branch import Branch, States
+from .callbacks import asks_to_stop, require_callback
 from .draws import drawn_layers, require_layers_room, whole_layers
 from .layers import Layers, Training
 from .problem import Problem
@@ -130,8 +131,7 @@ def train_particles(
     rule.require_rates([law.layout for law in block.laws.values()])
     for law in block.laws.values():
         require_rule(rule, law.layout, problem.dtype, device, steps)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable as callback(k, run); got {shown(callback)}.")
+    require_callback(callback, "k", "run")
     options = _Options(residual_exponent, group, True, require_bool("keep_state", keep_state))
     options = dataclasses.replace(options, callback=callback)
     share = None
@@ -140,13 +140,15 @@ def train_particles(
         same = {"rule": rule_text(rule), "depth": depth, "heads": numbers, "steps": steps}
         same |= {"seeds": seeds, "root_seed": root_seed, "record": record, "nodes": nodes}
         same |= {"residual_exponent": residual_exponent, "nodes_seed": nodes_seed}
-        same |= {"law": [type(law).__name__ for law in block.laws.values()]}
-        same |= {"contexts": (*problem.contexts.shape, float(problem.contexts.sum()))}
-        share = require_group(group, same)
+        same |= {"start": None if start is None else getattr(start, "last", 0)}
+        share = require_group(group, same | problem.identity)
 
     distinct = seeds if numbers is not None else seeds[:1]
     run = empty_run(depth, numbers, distinct, steps, problem, device)
     run.root_seed, run.residual_exponent, run.rule = root_seed, residual_exponent, rule_text(rule)
+    if numbers is None and not block.exact:
+        run.of |= {"nodes": str(nodes), "nodes_seed": str(nodes_seed)}
+    run.of["group"] = "none" if share is None else "process {} of {}".format(*share)
     states, first = None, 0
     if start is not None:
         run, branch, states = going_on(start, run, problem, steps, record)
@@ -231,7 +233,7 @@ def _train(
         run.loss[:, step], p_end = problem.loss_and_costate(x[-1], targets)
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
         _look_at_sizes(branch, x, run)
-        run.stopped = options.callback is not None and options.callback(step, run) is True
+        run.stopped = options.callback is not None and asks_to_stop(options.callback(step, run))
         last = step == steps or run.stopped
         if last and not keep:
             break

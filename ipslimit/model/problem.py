@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from ..checks import require_bool, require_int, require_tensor, shown
 from .blocks import Block
 from .laws import Law
 from .losses import MeanPooledSquaredError
+from .problem_identity import problem_identity
 
 
 class Problem:
@@ -104,7 +106,10 @@ class Problem:
                     f"{self.probes[0].dtype}. Convert them with .to(contexts.dtype)."
                 )
         count = len(self.contexts)
-        if batch is not None and require_int("batch", batch) > count:
+        if batch is not None:
+            # of Python's own: numpy's small ones overflow in products
+            batch = require_int("batch", batch)
+        if batch is not None and batch > count:
             raise ValueError(
                 f"batch must be at most the number of contexts, {count}; got {batch}. Give more "
                 "contexts: a batch is drawn without replacement."
@@ -126,7 +131,7 @@ class Problem:
                 f"{self.law!r}; got {tuple(contexts.shape)}. A single context needs x[None]."
             )
         norm = self.block.norm
-        if norm is not None and not (norm.sizes(contexts) > 0).all():
+        if norm is not None and norm.is_undirected(contexts).any():
             what = "zero" if norm.kind == "rms" else "constant over its components"
             raise ValueError(
                 f"{name} must have no token that is {what}, for norm={norm.kind!r}; got one, which "
@@ -184,8 +189,8 @@ class Problem:
 
     def _loss_of(self, x: torch.Tensor, targets: torch.Tensor, what: str) -> torch.Tensor:
         """The loss as a finite floating-point tensor of the shape it must have."""
-        with torch.enable_grad():
-            x = x.clone().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            x, targets = x.clone().requires_grad_(), _differentiable(targets)
             try:
                 value = self.loss(x * 1.0, targets)  # x * 1.0: a loss that works in place is fine
             except TypeError as error:
@@ -235,6 +240,11 @@ class Problem:
         contexts, targets = (t.to(device) for t in both)
         return contexts, targets
 
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What tells it from other problems, as texts by argument."""
+        return problem_identity(self)
+
     @property
     def B(self) -> int:
         return len(self.contexts) if self.batch is None else self.batch
@@ -259,8 +269,8 @@ class Problem:
         The loss is user code of a few operations on the last layer only, so its derivative is
         taken by autograd; everything below it is not.
         """
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            x, targets = _differentiable(x).detach().requires_grad_(), _differentiable(targets)
             seeds = x if x.ndim > 3 else x[None]  # what a loss is tried with
             per_context = self.loss(seeds * 1.0, targets.to(x.device)).reshape(x.shape[:-2])
             (gradient,) = torch.autograd.grad(per_context.sum(), x)
@@ -273,6 +283,11 @@ class Problem:
             f"Problem(B={self.B}{of}, N={self.N}, d={self.d}, {self.law!r}, causal={self.causal}"
             f"{', tied' if self.tied else ''}{probes}, {self.loss!r})"
         )
+
+
+def _differentiable(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of one that was made in torch.inference_mode."""
+    return t.clone() if t.is_inference() else t
 
 
 def _separate(value: torch.Tensor, expected: torch.Tensor) -> bool:

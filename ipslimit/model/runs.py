@@ -62,6 +62,9 @@ class ParticleRun:
         "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
     depth, head_count, seeds, root_seed, residual_exponent
         Of the run; head_count is H, that of the first family where they differ.
+    of : dict of str to str
+        Which problem it is of, as texts by argument (`Problem.identity`); and of what units it is,
+        where it is of a quadrature (nodes, nodes_seed) or of one of several processes (group).
     rule : str
         Which rule trained it, as a text (`rules.identity.rule_text`): its class and its fields, or
         "no identity: " and why there is none. Empty where that is not known.
@@ -76,6 +79,7 @@ class ParticleRun:
     diverged_at: torch.Tensor
     residual_exponent: float = 1.0
     rule: str = ""
+    of: dict[str, str] = dataclasses.field(default_factory=dict)
     unit_counts: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     unit_atoms: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     x: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -126,6 +130,13 @@ class ParticleRun:
             )
         return next(iter(self.unit_numbers))
 
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {number:g}" for name, number in self.unit_numbers.items())
+        return (
+            f"ParticleRun({self.status}, depth={self.depth}, heads: {numbers}, "
+            f"{len(self.seeds)} seeds, steps={sorted(self.x)})"
+        )
+
     def flag(self, step: int, finite: torch.Tensor) -> None:
         """Mark the seeds that are not finite at this step, unless they were not before."""
         fresh = ~finite & ~self.diverged
@@ -154,6 +165,7 @@ def empty_run(
         loss=torch.full((len(seeds), steps + 1), torch.nan, dtype=problem.dtype, device=device),
         diverged=torch.zeros(len(seeds), dtype=torch.bool, device=device),
         diverged_at=torch.full((len(seeds),), -1, device=device),
+        of=dict(problem.identity),
     )
 
 

@@ -135,7 +135,7 @@ class Units:
             ) from None
         self.layout = self.make_layout(tuple(parts), options, **sizes)
         self.packed = self.layout.pack(parts)
-        self.weights = weights
+        self.weights = weights.clone()  # as `packed` is: not the memory of what was given
 
     def _sizes_of(self, parts: dict[str, torch.Tensor]) -> tuple[dict[str, int], tuple, int]:
         """The named sizes, the leading dimensions and H, of which the first part is a measure."""

@@ -10,6 +10,7 @@ import torch
 from ..checks import shown
 from .branch import Branch, States
 from .problem import Problem
+from .problem_identity import require_same_problem
 from .rules.identity import require_same_rule
 from .runs import ParticleRun
 
@@ -44,6 +45,7 @@ def going_on(
                 f"start must be of the same run, with {name} {ours}; got {theirs}. Call with the "
                 "arguments of its run."
             )
+    require_same_problem("start", start.of, "this run", run.of)
     if not start.states or start.last not in start.units:
         raise ValueError(
             "start must hold the state of its rule; got a run without. Train it with "
@@ -66,15 +68,22 @@ def going_on(
     recorded = {name: getattr(start, name) for name in RECORDED}
     run = dataclasses.replace(
         run,
-        unit_counts=start.unit_counts,
-        unit_atoms=start.unit_atoms,
+        unit_counts={n: t.clone() for n, t in start.unit_counts.items()},
+        unit_atoms={n: t.clone() for n, t in start.unit_atoms.items()},
         diverged=start.diverged[:width].clone(),
         diverged_at=start.diverged_at[:width].clone(),
         least_size=start.least_size,
-        batches=dict(start.batches),
+        batches={k: t.clone() for k, t in start.batches.items()},
         cost=dict(start.cost),
-        units={k: {n: u[:width] for n, u in start.units[k].items()} for k in kept},
-        **{n: {k: steps[k][:width] for k in kept if k in steps} for n, steps in recorded.items()},
+        # copies, so that neither run changes when the other one is written to
+        units={
+            k: {n: u.map(lambda t: t[:width].clone()) for n, u in start.units[k].items()}
+            for k in kept
+        },
+        **{
+            n: {k: steps[k][:width].clone() for k in kept if k in steps}
+            for n, steps in recorded.items()
+        },
     )
     run.loss[:, : start.last] = start.loss[:width, : start.last]
     return run, problem.block.branch(units), states

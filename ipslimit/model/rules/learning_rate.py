@@ -273,7 +273,7 @@ def _asked(name: str, function: Callable, *arguments):
 
 def _checked(name: str, value: object, source: object, **at: float) -> float:
     """A rate that a function gave, if it is one."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
         value = value.item()
     where = ", ".join(f"{key} {number:g}" for key, number in at.items())
     if isinstance(value, bool) or not isinstance(value, Real):
