@@ -9,6 +9,7 @@ To be read in this order, in which each is made of those before it:
     blocks      the field of eight heads on one context, and its transpose
     attention   all heads and contexts of a seed: the compiled kernel of this family of units
     functions   activations of such vectors
+    panels      products of many tokens with a small matrix, written out
     perceptrons the compiled kernel of the other family
     kernels     a family's kernel by its address, as all that follows knows it, one for a dtype
     kernel      groups of contexts and of units, and seeds: the loops that call kernels
