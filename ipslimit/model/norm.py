@@ -10,8 +10,8 @@ import torch
 from ..checks import require_choice, require_real
 
 KINDS = ("rms", "layer")
-# Where tokens come so near to zero, in units of sqrt(eps), and eps is so small that the slope of the
-# norm in them is this large, the depth solver loses its order, and costates grow.
+# Where tokens come so near to zero, in units of sqrt(eps), and the norm's slope in them is so large,
+# the depth solver loses its order, and costates grow.
 NEAR_ZERO, STEEP = 10.0, 10.0
 
 
