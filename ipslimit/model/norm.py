@@ -10,7 +10,7 @@ import torch
 from ..checks import require_choice, require_real
 
 KINDS = ("rms", "layer")
-# Where tokens come so near to zero, in units of sqrt(eps), and the norm's slope in them is so large,
+# Where tokens come so near to zero, in units of sqrt(eps), and the norm is so steep in them,
 # the depth solver loses its order, and costates grow.
 NEAR_ZERO, STEEP = 10.0, 10.0
 
