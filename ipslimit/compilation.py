@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 # What compiled code is made of, together with what its function's own file calls elsewhere.
 CPU_SOURCES = (Path(__file__), *sorted(Path(__file__).with_name("cpu").glob("*.py")))
 # Seconds of compilation after which the user is told what is going on.
-ANNOUNCE_AFTER = 1.0
+ANNOUNCE_AFTER = 2.0
 # No kept function comes near: a file of this size is no file of ours.
 MOST_BYTES = 2**28
 # Seconds after which a file that was being written is what a killed process left.

@@ -296,6 +296,7 @@ EXECUTING = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 RUNNING = {
     "ipslimit/compilation.py",
     "ipslimit/cpu/rules.py",
+    "ipslimit/cpu/scratch.py",
     "experiments/engines/carry.py",
     "experiments/frame/own.py",
 }
