@@ -140,6 +140,16 @@ def test_norm_eps_is_looked_at_without_a_norm_too(eps):
         Block(small_atoms(), norm_eps=eps)
 
 
+def centred(dim):
+    return lambda units, s: units.with_packed(
+        (1 + s[:, None, None]) * (units.packed - units.packed.mean(dim, keepdim=True))
+    )
+
+
+def heavier(units, s):
+    return units.from_packed(units.packed, 2 * units.weights, units.layout)
+
+
 def fails(units, s):
     raise RuntimeError("over\ntwo lines")
 
@@ -149,6 +159,13 @@ def fails(units, s):
     [
         (lambda: AlongDepth(small_atoms(), fails), ValueError, "^change must be .* over two lines"),
         (lambda: AlongDepth(small_atoms(), lambda u: u), TypeError, r"^change must be callable as"),
+        (
+            lambda: AlongDepth(small_atoms(), centred(0)),
+            ValueError,
+            "^change must give every depth",
+        ),
+        (lambda: AlongDepth(small_atoms(), centred(2)), ValueError, "^change must give every unit"),
+        (lambda: AlongDepth(small_atoms(), heavier), ValueError, "^change must leave the weights"),
         (
             lambda: train(rule=SGD(lambda k: torch.tensor(0.1, device="meta"))),
             TypeError,

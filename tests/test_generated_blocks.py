@@ -10,8 +10,8 @@ from builders import F64, normal, small_atoms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perceptron_units import OPTIONAL, random_parts
-from small_blocks import RULE, X, Y, block, limit, perceptrons, problem, same, train
-from test_generated_arguments import anything, check
+from small_blocks import RULE, block, limit, perceptrons, problem, same, train
+from test_generated_arguments import X, Y, anything, check
 
 from ipslimit import (
     SGD,
@@ -68,7 +68,7 @@ CALLS = {
             "targets": Y,
             "law": block(norm="layer"),
             "probes": (X[:1], Y[:1]),
-            "batch": 2,
+            "batch": 1,
             "batch_seed": 0,
             "tied": True,
         },

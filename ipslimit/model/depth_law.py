@@ -35,7 +35,8 @@ class AlongDepth(Law):
     Raises
     ------
     TypeError, ValueError
-        If `change` does not return finite units of the same layout.
+        If `change` does not return finite units of the same layout and weights, or looks at other
+        units or depths.
     """
 
     def __init__(self, law: Law, change: Change):
@@ -47,7 +48,21 @@ class AlongDepth(Law):
         self.units, self.exact, self.layout = law.units, law.exact, law.layout
         count = 2 if law.exact else 8
         first = law.whole(count, 0, torch.float64).map(lambda t: t.expand(3, *t.shape))
-        self.along(first, torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))
+        # other units at every depth
+        first = first.with_packed(torch.stack([t.roll(i, -1) for i, t in enumerate(first.packed)]))
+        self._try(first, torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))
+
+    def _try(self, units: Units, s: torch.Tensor) -> None:
+        """Refuse a change that looks at other depths or other units."""
+        moved = self.along(units, s)
+        for what, part in (("depth", (slice(1), ...)), ("unit", (..., slice(1)))):
+            own, depths = units.map(lambda t, part=part: t[part]), s[: len(units.packed[part])]
+            alone, together = self.along(own, depths).packed, moved.packed[part]
+            if not torch.allclose(alone, together, rtol=1e-9, atol=1e-12):
+                raise ValueError(
+                    f"change must give every {what} by itself; got {shown(self.change)}, whose "
+                    "answer changes with others beside it. Take no sums or means over them."
+                )
 
     def along(self, units: Units, s: torch.Tensor) -> Units:
         """The units as they are at depths s."""
@@ -68,6 +83,11 @@ class AlongDepth(Law):
             raise ValueError(
                 f"change must return finite units of packed shape {tuple(units.packed.shape)}; got "
                 f"{tuple(moved.packed.shape)}, or some that are not finite."
+            )
+        if not torch.equal(moved.weights.to(units.weights), units.weights):
+            raise ValueError(
+                "change must leave the weights of units as they are; got others. Use "
+                "units.with_packed(...)."
             )
         return units.with_packed(moved.packed.to(units.dtype))
 
