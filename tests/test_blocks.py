@@ -149,7 +149,7 @@ def test_warm_starts_of_another_run_are_refused_by_name():
     start = train(of, RULE, 3, 4, 2, keep_state=True)
     for change, words in (
         ({"depth": 4}, "with depth 4"),
-        ({"heads": 5}, "with unit_numbers"),
+        ({"heads": 5}, "with heads"),
         ({"seeds": 2}, "with seeds"),
         ({"steps": 1}, "from 2 on"),
         ({"record": [0, 3]}, "from 2 on"),

@@ -142,14 +142,16 @@ def predict_fluctuation(
     device = resolve_device(device)
     if seeds_together is not None:
         require_int("seeds_together", seeds_together)
+    require_same_rule("rule", rule_text(rule), "run", run.rule)
+    require_same_problem(
+        "problem", problem.identity, "run", run.of, ("group", "nodes", "nodes_seed")
+    )
     laws = problem.block.laws
     if not problem.block.exact or set(run.unit_counts) != set(laws):
         raise ValueError(
             "run must come from a law with atoms (its draws are the noise); got a run without "
             "counts. Use ipslimit.Atoms."
         )
-    require_same_rule("rule", rule_text(rule), "run", run.rule)
-    require_same_problem("problem", problem.identity, "run", run.of, ("group",))
     if not run.x:
         raise ValueError(
             "run must have recorded a step; got one without, that was stopped before. Let it go "

@@ -40,9 +40,10 @@ def going_on(
     width = len(run.seeds)
     for name in ("depth", "unit_numbers", "root_seed", "residual_exponent", "seeds"):
         ours, theirs = getattr(run, name), getattr(start, name)
+        told = "heads" if name == "unit_numbers" else name
         if (theirs[:width] if name == "seeds" else theirs) != ours:
             raise ValueError(
-                f"start must be of the same run, with {name} {ours}; got {theirs}. Call with the "
+                f"start must be of the same run, with {told} {ours}; got {theirs}. Call with the "
                 "arguments of its run."
             )
     require_same_problem("start", start.of, "this run", run.of)
