@@ -120,7 +120,7 @@ def caller(signature_of: Callable) -> Callable:
 
 @contextlib.contextmanager
 def announced(dtype):
-    """Tell the user if what is compiled within, for a dtype, takes over two seconds; once a dtype."""
+    """Tell the user if what is compiled within, for a dtype, takes a few seconds; once a dtype."""
 
     def announce() -> None:
         if dtype not in _announced:
