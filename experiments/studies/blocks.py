@@ -222,6 +222,7 @@ def exponents_figure(rows: list[dict], words: str) -> Figure:
             }
             dots(axis, groups, blocks, GUIDES[term])
             label(axis, x=f"{variable}: exponent of the {term[0]} in {term[1]}")
+            axis.locator_params(axis="x", nbins=5)  # or their numbers touch
     legend_outside(figure, axes[0, 0])
     return figure
 
