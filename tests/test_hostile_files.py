@@ -298,6 +298,7 @@ RUNNING = {
     "ipslimit/cpu/rules.py",
     "ipslimit/cpu/scratch.py",
     "experiments/engines/carry.py",
+    "experiments/engines/local.py",
     "experiments/frame/own.py",
 }
 

@@ -33,7 +33,8 @@ def page(
 
 
 def legend(axis: Axes, **options) -> None:
-    axis.legend(**({"fontsize": SMALL, "frameon": False, "labelspacing": 0.2} | options))
+    if axis.get_legend_handles_labels()[0]:  # or matplotlib warns of an empty one
+        axis.legend(**({"fontsize": SMALL, "frameon": False, "labelspacing": 0.2} | options))
 
 
 def legend_outside(figure: Figure, axis: Axes) -> None:

@@ -15,8 +15,8 @@ def field(x: torch.Tensor, units, causal: bool, kept: list | None = None) -> tor
     path = flat.path(*rows.shape[1:3])
     keeping = {"keep": kept} if kept is not None and getattr(path, "KEEPS", False) else {}
     arguments = (rows, flat.packed, flat.weights, units.layout, causal)
-    out = path.field(*arguments, **keeping)
-    return out if out.shape == x.shape else out.reshape(lead + x.shape[-3:])
+    out, shape = path.field(*arguments, **keeping), lead + x.shape[-3:]
+    return out if out.shape == shape else out.reshape(shape)  # which takes its time
 
 
 def vjp(
@@ -33,7 +33,7 @@ def vjp(
         lead, rows, flat = _flatten(x, units)
         shape = lead + x.shape[-3:]
         try:
-            if cotangent.shape != rows.shape:
+            if not cotangent.shape == rows.shape == shape:
                 cotangent = cotangent.expand(shape).reshape(rows.shape)
         except RuntimeError:
             raise ValueError(
