@@ -106,16 +106,30 @@ def disagreement(calls: dict, expected: list) -> dict[str, float]:
     }
 
 
+def require_agreement(calls: dict, expected: list, size: tuple, dtype: str) -> dict[str, float]:
+    """The `disagreement` of the peers, if all of them compute what we do."""
+    differences = disagreement(calls, expected)
+    wrong = {name: e for name, e in differences.items() if not e <= TOLERANCE[dtype]}
+    if wrong:
+        raise AssertionError(f"peers disagree with ipslimit at {size} {dtype}: {wrong}")
+    return differences
+
+
 def run(quick: bool = False, progress=print) -> dict:
     """All sizes in both dtypes; peers are verified before they are timed."""
     sizes = [*SMALL, *MIDDLE, *LARGE]
     if quick:
         sizes = [next(iter(SMALL)), MIDDLE[1], LARGE[0]]
+    return over_sizes(sizes, _measure, _line, quick, progress)
+
+
+def over_sizes(sizes, measure, line, quick: bool, progress) -> dict:
+    """What is measured of all sizes in both dtypes, and which peers there were."""
     rows = []
     for dtype in DTYPES:
         for size in sizes:
-            rows.append(_measure(size, dtype, 5 if quick else 9))
-            progress(_line(rows[-1]))
+            rows.append(measure(size, dtype, 5 if quick else 9))
+            progress(line(rows[-1]))
     return {
         "rows": rows,
         "compile_failure": peers.compile_failure(),
@@ -128,10 +142,7 @@ def _measure(size: tuple[int, ...], dtype: str, rounds: int) -> dict:
     x, matrices, cotangent = make_case(size, DTYPES[dtype])
     call, results = ours(x, matrices, cotangent)
     calls = contestants(x, matrices, cotangent)
-    differences = disagreement(calls, results())
-    wrong = {name: e for name, e in differences.items() if not e <= TOLERANCE[dtype]}
-    if wrong:
-        raise AssertionError(f"peers disagree with ipslimit at {size} {dtype}: {wrong}")
+    differences = require_agreement(calls, results(), size, dtype)
     heads = Heads(*matrices)
     calls["vjp"] = lambda: attention_vjp(x, heads, cotangent)
     samples = interleave({"ipslimit": call, **calls}, rounds)

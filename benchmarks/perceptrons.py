@@ -12,7 +12,7 @@ from ipslimit import Perceptrons
 from ipslimit.model import perceptrons_eager
 
 from . import peers
-from .kernel import DTYPES, TOLERANCE, disagreement
+from .kernel import DTYPES, over_sizes, require_agreement
 from .timing import Contest, interleave, spread
 
 # (R, B, H, N, d, n): seeds, contexts, units, tokens, token size, neurons a unit; and how many times
@@ -108,26 +108,14 @@ def contestants(x, matrices, cotangent, with_compile: bool = True) -> dict:
 
 def run(quick: bool = False, progress=print) -> dict:
     """All sizes in both dtypes; peers are verified before they are timed."""
-    rows = []
-    for dtype in DTYPES:
-        for size in list(SIZES)[:: 3 if quick else 1]:
-            rows.append(_measure(size, dtype, 5 if quick else 9))
-            progress(_line(rows[-1]))
-    return {
-        "rows": rows,
-        "compile_failure": peers.compile_failure(),
-        "jax": bool(peers.import_jax()),
-    }
+    return over_sizes(list(SIZES)[:: 3 if quick else 1], _measure, _line, quick, progress)
 
 
 def _measure(size: tuple[int, ...], dtype: str, rounds: int) -> dict:
     case = make_case(size, DTYPES[dtype])
     call, results = ours(*case)
     calls = contestants(*case)
-    differences = disagreement(calls, results())
-    wrong = {name: e for name, e in differences.items() if not e <= TOLERANCE[dtype]}
-    if wrong:
-        raise AssertionError(f"peers disagree with ipslimit at {size} {dtype}: {wrong}")
+    differences = require_agreement(calls, results(), size, dtype)
     samples = interleave({"ipslimit": call, **calls}, rounds)
     contest = Contest.of(samples)
     minima = {name: float(np.nanmin(values)) for name, values in samples.items()}

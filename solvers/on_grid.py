@@ -80,9 +80,10 @@ def train_on_grid(
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         keep, last = step in record, step == steps
-        contexts, targets = problem.data(step, device)
+        chosen = problem.chosen(step)
+        contexts, targets = problem.data(chosen, device)
         if problem.batch is not None:
-            solution.batches[step] = problem.chosen(step)
+            solution.batches[step] = chosen
             x = p = None  # those of other contexts are no guess
         at_nodes = branch
         if problem.tied:
@@ -91,8 +92,7 @@ def train_on_grid(
         x = scheme.forward(system, contexts, x)
         loss[step], p_end = problem.loss_and_costate(x.edges[-1], targets)
         if branch.norm is not None:
-            least = float(branch.norm.sizes(x.edges).nan_to_num(torch.inf).min())
-            solution.least_size = min(solution.least_size, least)
+            solution.least_size = min(solution.least_size, branch.norm.least_size(x.edges))
         if callback and asks_to_stop(callback(step, grid.elements, float(loss[step]))):
             raise Stopped(f"stopped by callback at step {step} on {grid.elements} elements")
         if not last or keep:
@@ -114,10 +114,8 @@ def train_on_grid(
         tokens = problem.B * problem.N
         gradients = {name: sums / tokens for name, sums in found.sums.items()}
         branch, states = branch.updated(rule, states, gradients, step + 1, found.means, depths)
-    notes = [note for state in states.values() for note in rule.notes(state)]
+    solution.notes = branch.notes(rule, states, solution.least_size)
     solution.warning = branch.norm and branch.norm.warning(solution.least_size)
-    notes += [solution.warning] if solution.warning else []
-    solution.notes = list(dict.fromkeys(notes))
     return solution
 
 

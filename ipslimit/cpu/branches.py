@@ -188,6 +188,15 @@ def add(out, other):
 
 
 @njit
+def tokens_read(norm, x, room):
+    """What units read of the tokens x (B, N, d): these, or those normed, which go to `room`."""
+    if norm[0] == 0:
+        return x
+    normed(norm, x, room)
+    return room
+
+
+@njit
 def branch_field(s, families, which, norm, at, causal, x, out, room):
     """Set `out` to the field of the families first .. last - 1 at x (B, N, d).
 
@@ -199,11 +208,7 @@ def branch_field(s, families, which, norm, at, causal, x, out, room):
         Index of the layer and seed, or of the node, in the families' arrays.
     room : two arrays as x
     """
-    y, other = room
-    if norm[0] != 0:
-        normed(norm, x, y)
-    else:
-        y = x
+    y, other = tokens_read(norm, x, room[0]), room[1]
     for f in range(which[0], which[1]):
         kernel, groups, packed, weights, _, _ = families[f]
         if f == which[0]:
@@ -225,11 +230,7 @@ def branch_vjp(
         Set for these families, if `with_units`: see `Family`.
     dweights : (most units of a family,)
     """
-    y, other = room
-    if norm[0] != 0:
-        normed(norm, x, y)
-    else:
-        y = x
+    y, other = tokens_read(norm, x, room[0]), room[1]
     for f in range(which[0], which[1]):
         kernel, groups, packed, weights, _, _ = families[f]
         found, into = family_sums(families[f], sums, with_units), dweights[: packed.shape[2]]

@@ -58,18 +58,8 @@ class CompiledLayers(Layers):
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
     def _pull(self, stage: Branch, x, cotangent, with_units: bool, with_means: bool) -> tuple:
-        """As the sweeps do, means are left to `update_rows`, which here are (y, outputs)."""
-        y = x if stage.norm is None else stage.norm(x)
-        options = {"with_units": with_units, "with_outputs": with_means}
-        dy, sums, means = None, {}, {}
-        for name, units in stage.families.items():
-            dx, dunits, *outputs = units.vjp(y, cotangent, self.causal, **options)
-            dy = dx if dy is None else dy + dx
-            if with_units:
-                sums[name] = dunits.packed
-            if with_means:
-                means[name] = (y, *outputs)
-        return dy if stage.norm is None else stage.norm.pull(x, dy), sums, means
+        """As in the sweeps, means are left to `update_rows`: they are (y, outputs) here."""
+        return stage.pull(x, cotangent, self.causal, with_units, with_means)
 
     def _update(self, r, training: Training, sums, means) -> None:
         for name, units in self.branch.families.items():

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from ..compilation import compiled_entry
-from .branches import branch_field, branch_vjp, family_sums, normed
+from .branches import branch_field, branch_vjp, family_sums, tokens_read
 from .kernel import combine, part
 from .rule_loops import input_means
 from .rules import SOURCES, Step, update
@@ -125,11 +125,7 @@ def train(family, trained, norm, layer, at, x, sums, means, room):
     rows = x.shape[2] + inner if step.uses_means else 0
     mean = means[: rows * count].reshape((rows, count))
     if step.uses_means:
-        y = x
-        if norm[0] != 0:
-            normed(norm, x, room)
-            y = room
-        input_means(y, found[size:], step.per_token, mean)
+        input_means(tokens_read(norm, x, room), found[size:], step.per_token, mean)
     first, second, third, skipped = trained.states
     states = first[at], second[at], third[at], skipped[at]
     update(step, layer, theta, found[:size], mean, states)

@@ -84,18 +84,28 @@ class Branch:
         means : dict of family to tensor (..., d + inner, H), or None
             The mean inputs of the units' affine maps, see `rules.input_means`.
         """
+        dx, sums, inputs = self.pull(x, p, causal, with_units, with_means)
+        if inputs is None:
+            return dx, sums, None
+        per_token = 1.0 / (x.shape[-3] * x.shape[-2])
+        return dx, sums, {name: input_means(*each, per_token) for name, each in inputs.items()}
+
+    def pull(
+        self, x: torch.Tensor, p: torch.Tensor, causal: bool, with_units: bool, with_inputs: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None, dict[str, tuple] | None]:
+        """`vjp`, with what the means are made of: by family the normed tokens and the outputs."""
         y = self._normed(x)
-        options = {"with_units": with_units, "with_outputs": with_means}
-        dy, sums, means = None, {}, {}
+        options = {"with_units": with_units, "with_outputs": with_inputs}
+        dy, sums, inputs = None, {}, {}
         for name, units in self.families.items():
             dx, dunits, *outputs = units.vjp(y, p, causal, **options)
             dy = dx if dy is None else dy + dx
             if with_units:
                 sums[name] = dunits.packed
-            if with_means:
-                means[name] = input_means(y, *outputs, 1.0 / (x.shape[-3] * x.shape[-2]))
+            if with_inputs:
+                inputs[name] = (y, *outputs)
         dx = dy if self.norm is None else self.norm.pull(x, dy)
-        return dx, sums if with_units else None, means if with_means else None
+        return dx, sums if with_units else None, inputs if with_inputs else None
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.norm is None else self.norm(x)
@@ -137,6 +147,12 @@ class Branch:
             rule_now = rule.at(step, units.layout, depth, units.packed)
             families[name], new[name] = rule_now.update(*given)
         return self.with_families(families), new
+
+    def notes(self, rule: Rule, states: States, least_size: float) -> list[str]:
+        """What to say of a run: of its rule, and of its least token in front of the norm."""
+        found = [note for state in states.values() for note in rule.notes(state)]
+        warning = self.norm and self.norm.warning(least_size)
+        return list(dict.fromkeys([*found, *([warning] if warning else [])]))
 
     # ------------------------------------------------------------------ storage
 

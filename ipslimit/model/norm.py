@@ -53,6 +53,10 @@ class Norm:
             rounding = 4.0 * torch.finfo(x.dtype).eps * x.abs().amax(-1)
         return self._centred(x).abs().amax(-1) <= rounding  # no square, that may underflow
 
+    def least_size(self, x: torch.Tensor) -> float:
+        """The least size of a token; those that are not finite are left out."""
+        return float(self.sizes(x).nan_to_num(torch.inf).min())
+
     def warning(self, least: float) -> str | None:
         """What to say of tokens whose least size is this; None where it is large enough."""
         near = least < NEAR_ZERO * math.sqrt(self.eps)

@@ -132,8 +132,8 @@ def train_particles(
     for law in block.laws.values():
         require_rule(rule, law.layout, problem.dtype, device, steps)
     require_callback(callback, "k", "run")
-    options = _Options(residual_exponent, group, True, require_bool("keep_state", keep_state))
-    options = dataclasses.replace(options, callback=callback)
+    keep_state = require_bool("keep_state", keep_state)
+    options = _Options(group, keep_state=keep_state, callback=callback)
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
@@ -167,7 +167,6 @@ def train_particles(
 class _Options:
     """How a run is trained, see `train_particles`."""
 
-    residual_exponent: float = 1.0
     group: object = None
     record_units: bool = True
     keep_state: bool = False
@@ -192,8 +191,8 @@ def train_from(
     for units in start.families.values():
         require_rule(rule, units.layout, units.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
-    options = _Options(residual_exponent, None, record_heads)
-    return _train(own, problem, rule, steps, record, run, options)
+    run.residual_exponent, run.rule = residual_exponent, rule_text(rule)
+    return _train(own, problem, rule, steps, record, run, _Options(record_units=record_heads))
 
 
 def _train(
@@ -212,7 +211,6 @@ def _train(
     From step `first` on, where `states` are those of the rule.
     """
     device = branch.device
-    run.residual_exponent, run.rule = options.residual_exponent, rule_text(rule)
     if states is None:
         states = _own_states(branch.init(rule), rule)
     scale, sizes = float(run.depth) ** -run.residual_exponent, (problem.B, problem.N)
@@ -222,9 +220,10 @@ def _train(
     per_token = 1.0 / (problem.B * problem.N)
     for step in range(first, steps + 1):
         keep, run.last = step in record, step
-        contexts, targets = problem.data(step, device)
+        chosen = problem.chosen(step)
+        contexts, targets = problem.data(chosen, device)
         if problem.batch is not None:
-            run.batches[step] = problem.chosen(step)
+            run.batches[step] = chosen
         if keep and options.record_units:
             run.units[step] = _recorded(branch, run.depth)
         if keep and problem.probes:
@@ -232,7 +231,8 @@ def _train(
         x = layers.forward(contexts)
         run.loss[:, step], p_end = problem.loss_and_costate(x[-1], targets)
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
-        _look_at_sizes(branch, x, run)
+        if branch.norm is not None:
+            run.least_size = min(run.least_size, branch.norm.least_size(x[:-1]))
         run.stopped = options.callback is not None and asks_to_stop(options.callback(step, run))
         last = step == steps or run.stopped
         if last and not keep:
@@ -254,9 +254,7 @@ def _train(
             family: {name: by_seed(t, run.depth) for name, t in state.items()}
             for family, state in states.items()
         }
-    notes = [note for state in states.values() for note in rule.notes(state)]
-    norm = branch.norm and branch.norm.warning(run.least_size)
-    run.notes = list(dict.fromkeys([*notes, *([norm] if norm else [])]))
+    run.notes = branch.notes(rule, states, run.least_size)
     return run
 
 
@@ -272,13 +270,6 @@ def _own_states(states: States, rule: Rule) -> States:
 
 def _recorded(branch: Branch, depth: int) -> dict[str, Units]:
     return {n: u.map(lambda t: by_seed(t, depth)) for n, u in branch.families.items()}
-
-
-def _look_at_sizes(branch: Branch, x: torch.Tensor, run: ParticleRun) -> None:
-    """Note the least size of a token in front of the norm."""
-    if branch.norm is not None:
-        least = float(branch.norm.sizes(x[:-1]).nan_to_num(torch.inf).min())
-        run.least_size = min(run.least_size, least)
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:

@@ -231,11 +231,10 @@ class Problem:
         rng = np.random.default_rng(np.random.SeedSequence((self.batch_seed, k)))
         return torch.from_numpy(rng.permutation(count)[: self.batch])
 
-    def data(self, k: int, device: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Contexts (B, N, d) and targets of batch k."""
+    def data(self, chosen: torch.Tensor, device: object) -> tuple[torch.Tensor, torch.Tensor]:
+        """Contexts (B, N, d) and targets of a batch, by the indices that `chosen` gives."""
         both = self.contexts, self.targets
         if self.batch is not None:
-            chosen = self.chosen(k)
             both = (t[chosen.to(t.device)] for t in both)
         contexts, targets = (t.to(device) for t in both)
         return contexts, targets
