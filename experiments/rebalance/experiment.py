@@ -17,21 +17,13 @@ import numpy as np
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Some, Whole
 from ..frame.task import Task
-from ..settings import Flat, StudyError
+from ..settings import Flat
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
+from ..text.source import WIKIPEDIA, check_source, read_text, require_windows, windows
 from ..text.training import Recipe, Trainer, held_out_loss
 from ..text.transformer import VARIANTS, Shape
 from .arms import ARMS, BASE, BY_NAME, Treatment, run_arm
-from .corpus import (
-    WIKIPEDIA,
-    TokenizedText,
-    check_source,
-    load_tokens,
-    read_text,
-    token_key,
-    tokenize,
-    windows,
-)
+from .corpus import load_tokens, token_key, tokenize
 
 # What `run_cell` returns, for reading it back.
 FORM = {
@@ -144,7 +136,7 @@ class RebalanceExperiment(Experiment):
         self._key_parts = key_parts(setting, self.tokens_key)
         self.keys = Keys(*(digest(*parts) for parts in self._key_parts))
         self.tokens = tokenize(self.text, setting.vocabulary, self.folder, self.damaged)
-        _refuse_short(self.tokens, setting.context)
+        require_windows(self.tokens.train, self.tokens.held_out, setting.context)
 
     def cells(self) -> list[RebalanceCell]:
         return [
@@ -236,14 +228,3 @@ def _trainer(
 def _windows(folder: Path, tokens: str, context: int, count: int):
     found = load_tokens(folder, tokens)
     return windows(found.train, context), windows(found.held_out, context)[:count]
-
-
-def _refuse_short(tokens: TokenizedText, context: int) -> None:
-    for name in ("train", "held_out"):
-        count = len(getattr(tokens, name))
-        if count <= context:
-            raise StudyError(
-                f"data must hold more than one window of {context} tokens in either part; the "
-                f"{name.replace('_', '-')} part has {count} tokens. Give a longer text or a "
-                "smaller --context."
-            )
