@@ -29,6 +29,7 @@ COMMANDS = {
     "backbone": "backbone.command:BackboneCommand",
     "rebalance": "rebalance.command:RebalanceCommand",
     "gauge": "gauge.command:GaugeCommand",
+    "language": "language.command:LanguageCommand",
 }
 
 

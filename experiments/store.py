@@ -99,6 +99,15 @@ def finite(value):
     return value
 
 
+def numbers(value):
+    """The inverse of `finite`: NaN and infinities as floats again; other text stays."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
 def write_figure(path: Path, figure) -> None:
     """A matplotlib figure as .png and .pdf, without a date; `path` has no suffix."""
     for suffix, metadata in (("png", {}), ("pdf", {"CreationDate": None})):

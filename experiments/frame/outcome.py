@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..store import finite, write_csv, write_figure, write_json
+from ..store import finite, replacing, write_csv, write_figure, write_json
 from ..together import write_together
 
 if TYPE_CHECKING:  # matplotlib is slow to import
@@ -36,6 +36,8 @@ class Outcome:
         Result files that could not be trusted, where the numbers do not tell of them.
     status : int
         With which the program ends.
+    texts : dict
+        Name of a Markdown file -> what it says.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Outcome:
     tables: dict[str, tuple[Iterable[dict], list[str]]] = dataclasses.field(default_factory=dict)
     damaged: list[str] = dataclasses.field(default_factory=list)
     status: int = 0
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> list[str]:
         """All the files, or none of them; returns their names."""
@@ -55,7 +58,11 @@ class Outcome:
                 write_json(staged / f"{name}.json", finite(content))
             for name, (rows, columns) in self.tables.items():
                 write_csv(staged / f"{name}.csv", rows, columns)
+            for name, text in self.texts.items():
+                with replacing(staged / f"{name}.md") as file:
+                    file.write(text)
             for name, figure in self.figures.items():
                 write_figure(staged / name, figure)
         files = [f"{name}.json" for name in documents] + [f"{name}.csv" for name in self.tables]
+        files += [f"{name}.md" for name in self.texts]
         return files + [f"{name}.{kind}" for name in self.figures for kind in ("png", "pdf")]

@@ -8,7 +8,8 @@ from typing import Annotated
 from ..frame.command import NO_MEMORY, ExperimentCommand
 from ..frame.outcome import Outcome
 from ..settings import Flat
-from .experiment import AS_IT_IS, GaugeCell, GaugeExperiment, GaugeSetting, numbers
+from ..store import numbers
+from .experiment import AS_IT_IS, GaugeCell, GaugeExperiment, GaugeSetting
 from .results import COLUMNS, GaugeResult
 
 

@@ -21,7 +21,7 @@ from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Wh
 from ..frame.kept import plain
 from ..frame.task import Task
 from ..settings import Flat, Setting
-from ..store import finite
+from ..store import finite, numbers
 
 TREATMENTS = ("none", "soft", "hard")
 # Either model in a cell, whose non-finite numbers are text.
@@ -178,15 +178,6 @@ def measure(study: GaugeSetting, device: str, cell: GaugeCell, as_it_is: dict) -
                 for step in map(str, study.recorded)
             }
     return finite(found)
-
-
-def numbers(value):
-    """The inverse of `finite`: NaN and infinities as floats again; other text stays."""
-    if isinstance(value, dict):
-        return {key: numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [numbers(item) for item in value]
-    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def _distance(a, b) -> float:

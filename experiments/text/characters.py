@@ -152,11 +152,6 @@ def ngram_bits(train: np.ndarray, held_out: np.ndarray, vocabulary: int) -> tupl
     pairs = np.bincount(train[:-1] * vocabulary + train[1:], minlength=vocabulary**2)
     pairs = pairs.reshape(vocabulary, vocabulary).astype(float)
     kinds, total = (pairs > 0).sum(1, keepdims=True), pairs.sum(1, keepdims=True)
-    double = np.where(
-        total > 0, (pairs + kinds * single) / np.maximum(total + kinds, 1.0), single
-    )
+    double = np.where(total > 0, (pairs + kinds * single) / np.maximum(total + kinds, 1.0), single)
     before, after = held_out[:, :-1], held_out[:, 1:]
-    return (
-        float(-np.log2(single[after]).mean()),
-        float(-np.log2(double[before, after]).mean()),
-    )
+    return (float(-np.log2(single[after]).mean()), float(-np.log2(double[before, after]).mean()))

@@ -79,7 +79,8 @@ def require_windows(train: np.ndarray, held_out: np.ndarray, length: int) -> Non
         if len(tokens) <= length:
             raise StudyError(
                 f"data must hold more than one window of {length} tokens in either part; the "
-                f"{name} part has {len(tokens)} tokens. Give a longer text, or choose shorter windows."
+                f"{name} part has {len(tokens)} tokens. Give a longer text, or choose shorter "
+                "windows."
             )
 
 
