@@ -121,7 +121,7 @@ class TokenProblem(TrainingProblem):
         self._require_batch()
         self.tied_ends = require_bool("tied_ends", tied_ends)
         self.ends_seed = require_int("ends_seed", ends_seed, 0)
-        self.ends = self._drawn_ends() | self._own_ends(ends or {})
+        self.ends = self._drawn_ends() | self._own_ends({} if ends is None else ends)
 
     def _checked(self, name: str, ids, least: int = 2) -> torch.Tensor:
         if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64:

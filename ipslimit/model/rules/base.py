@@ -174,10 +174,6 @@ class Rule(Identified, abc.ABC):
             theirs, and a matrix without a rate.
         """
         layouts = list(layouts)
-        unsuited = [layout for layout in layouts if self.suited(layout) is not self]
-        if layouts and len(unsuited) == len(layouts):
-            first = unsuited[0]
-            self.refuse(first, f"{first.family.__name__} with {', '.join(first.names)} alone")
         known = [name for layout in layouts for name in layout.family.declared]
         for name, value in fields(self):
             if isinstance(value, Rule):
@@ -191,6 +187,10 @@ class Rule(Identified, abc.ABC):
                     )
                 for layout in layouts:
                     keys_of(value, layout)
+        unsuited = [layout for layout in layouts if self.suited(layout) is not self]
+        if layouts and len(unsuited) == len(layouts):
+            first = unsuited[0]
+            self.refuse(first, f"{first.family.__name__} with {', '.join(first.names)} alone")
 
     def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
         """The state of theta <- scale theta: that of a run which had started in the new units.
