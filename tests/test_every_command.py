@@ -58,6 +58,10 @@ def tiny(name, reviews):
         "--held-out-windows 4 --batch 2",
         "gauge": f"gauge --quick {problem} --steps 1 --eps 0.1 --depth 16 --heads 2 --tol 1e-2 "
         "--factors 4",
+        "language": f"language --data {TEXT} --quick --vocabulary 9 --d 2 --m 2 --inner 1 "
+        "--tokens 4 --contexts 9 --batch 2 --probes 2 --steps 2 --warmup 1 --atoms 2 --depths 2 "
+        "--heads 2 --seeds 1 --rate-depths 2 --rate-heads 2 --rate-steps 1 --below 1 --above 0 "
+        "--elements 2 --max-elements 8 --sample 2",
     }[name].split()
 
 
@@ -180,7 +184,9 @@ def test_an_engine_of_a_users_own_changes_no_bit(name, reviews, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sweep", "compare", "scaling", "boundary", "backbone", "gauge"])
+@pytest.mark.parametrize(
+    "name", ["sweep", "compare", "scaling", "boundary", "backbone", "gauge", "language"]
+)
 def test_workers_change_no_bit(name, reviews, tmp_path):
     arguments = tiny(name, reviews)
     alone = made([*arguments, "--workers", "1"], tmp_path / "alone")
@@ -202,7 +208,7 @@ def test_runs_that_need_one_disk_are_not_computed_without(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["boundary", "backbone", "gauge"])
+@pytest.mark.parametrize("name", ["boundary", "backbone", "gauge", "language"])
 def test_a_cluster_changes_no_bit(name, reviews, tmp_path):
     distributed = pytest.importorskip("distributed")
     arguments = tiny(name, reviews)

@@ -15,7 +15,8 @@ from ipslimit.experiments.choices import CHOICES
 from ipslimit.experiments.settings import Setting
 
 README = str(Path(__file__).parents[1] / "README.md")
-FIXED = {name: [] for name in cli.COMMANDS} | {"rebalance": ["--data", README]}
+FIXED = {name: [] for name in cli.COMMANDS}
+FIXED |= {name: ["--data", README] for name in ("rebalance", "language")}
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

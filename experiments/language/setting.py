@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import ipslimit
+from ipslimit.checks import require_real
 from ipslimit.model.run_arguments import MOST_SEEDS
 
 from ..frame.fields import Checked, Count, Distinct, Natural, Positive, Real, Whole
@@ -56,6 +57,7 @@ class TextSetting(Setting):
             raise ValueError(
                 f"rule must have an option lr, which is varied; got {self.rule}. Use rule=adamw."
             )
+        require_real("lr", self.option("lr"), 0.0, include_low=False)
         why = "of the language model, whose steps are those of evaluate", "ipslimit sweep"
         self.leave_out({"record": why})
         super().check()
@@ -133,9 +135,9 @@ class LearningRates(Checked):
     """Heads per layer H of these runs."""
     rate_steps: Count = 100
     """Training steps of these runs."""
-    below: Count = 4
+    below: Natural = 4
     """Learning rates that are tried below lr."""
-    above: Count = 2
+    above: Natural = 2
     """Learning rates that are tried above lr."""
     ratio: Annotated[float, Real(1.0, 100.0, include_low=False)] = 2.5
     """Each is so many times the one before."""
