@@ -1,0 +1,1 @@
+"""The depth limit of a language model: characters of real text, L against infinity."""
