@@ -13,7 +13,7 @@ from ipslimit import ParticleRun
 from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.measure.errors import mean_square
 from ipslimit.model.blocks import MOST_HEADS
-from ipslimit.model.particles import MOST_SEEDS
+from ipslimit.model.run_arguments import MOST_SEEDS
 from ipslimit.solvers import LimitRun, solve_limit
 
 from .cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, train_seeds

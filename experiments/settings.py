@@ -19,7 +19,7 @@ from ipslimit.model import norm
 from ipslimit.model.blocks import MOST_HEADS
 from ipslimit.model.branch import family_of
 from ipslimit.model.laws import Law
-from ipslimit.model.particles import MOST_SEEDS
+from ipslimit.model.run_arguments import MOST_SEEDS
 
 from .choices import LAW, PERCEPTRON_LAWS, RULE
 from .chosen import Chosen

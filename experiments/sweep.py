@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from ipslimit.checks import resolve_device
-from ipslimit.measure.errors import quadrature_table, theta_names
+from ipslimit.measure.errors import quadrature_table
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
+from ipslimit.measure.parameters import theta_names
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun, solve_limit
 

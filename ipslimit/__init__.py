@@ -28,6 +28,7 @@ _NAMES = {
         "SBOAdamW by_depth warmup_cosine"
     ),
     "model.runs": "ParticleRun",
+    "model.token_problem": "TokenProblem",
     "model.units": "Units",
     "torchmodels.probe": "BoundaryProbe",
 }

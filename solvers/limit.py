@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ipslimit import Problem, Rule
+from ipslimit import Rule
 from ipslimit.checks import require_choice, require_int, require_real, require_room, resolve_device
 from ipslimit.model.callbacks import require_callback
-from ipslimit.model.particles import recorded_steps, require_problem
 from ipslimit.model.rules.identity import rule_text
 from ipslimit.model.rules.trial import require_rule
+from ipslimit.model.run_arguments import evaluated_steps, recorded_steps, require_problem
+from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid
 from .limit_memory import free_bytes, limit_bytes
@@ -30,7 +31,7 @@ SCHEMES = {"march": March, "picard": Picard}
 
 
 def solve_limit(
-    problem: Problem,
+    problem: TrainingProblem,
     rule: Rule,
     steps: int,
     tol: float = 1e-6,
@@ -45,6 +46,7 @@ def solve_limit(
     scramblings: int = 3,
     max_nodes: int = 2**16,
     quadrature_tol: float | None = None,
+    evaluate: Iterable[int] = (),
     callback: Callable[[int, int, float], object] | None = None,
 ) -> LimitRun:
     """Solve the training run of infinite depth and infinitely many heads.
@@ -54,7 +56,7 @@ def solve_limit(
 
     Parameters
     ----------
-    problem : Problem
+    problem : Problem or TokenProblem
     rule : Rule
         The same object that trains particles; one's own is tried first, as there.
     steps : int >= 0
@@ -81,6 +83,8 @@ def solve_limit(
         For sampled laws: largest quadrature error wanted in any component of x and p; tol by
         default. It falls like nodes^-1/2 only, so state the level that is needed: 1e-2 takes
         thousands of nodes in 36 dimensions, 1e-3 millions. With inf it is reported and not judged.
+    evaluate : steps
+        At which the loss on the probes alone is taken, beside those of `record`.
     callback : callable (k, elements, loss), optional
         Called at every step k of every grid that is solved, with its number of elements. If it
         returns True the solve ends with the best answer so far, whose status tells.
@@ -117,6 +121,7 @@ def solve_limit(
     steps = require_int("steps", steps, 0)
     tol = require_real("tol", tol, 0.0, include_low=False)
     record = recorded_steps(record, steps)
+    evaluate = evaluated_steps(evaluate, steps, problem)
     device = resolve_device(device)
     elements = require_int("elements", elements, 2)
     if require_int("max_elements", max_elements) < 4 * elements:
@@ -134,17 +139,18 @@ def solve_limit(
     require_int("nodes", nodes)
     require_int("nodes_seed", nodes_seed, 0)
     problem.block.check_nodes(nodes, nodes_seed)
-    require_room("elements", 2 * elements * problem.contexts.numel(), problem.dtype)
+    tokens = problem.count * problem.N * problem.d
+    require_room("elements", 2 * elements * tokens, problem.dtype)
     require_room("steps", steps, problem.dtype)
-    rule.require_rates([law.layout for law in problem.block.laws.values()])
-    for law in problem.block.laws.values():
-        require_rule(rule, law.layout, problem.dtype, device, steps)
+    rule.require_units(problem.layouts)
+    for layout in problem.layouts:
+        require_rule(rule, layout, problem.dtype, device, steps)
     require_callback(callback, "k", "elements", "loss")
     cost = {"field": 0, "vjp": 0}
 
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
         arguments = (problem, rule, steps, record, grid)
-        more = (cost, device, (number, nodes_seed + scrambling), callback)
+        more = (cost, device, (number, nodes_seed + scrambling), evaluate, callback)
         scheme = _choose(method, device)
         try:
             return train_on_grid(*arguments, scheme, *more)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ipslimit import Problem, Rule, Units
+from ipslimit import Rule, Units
+from ipslimit.model.training_problem import TrainingProblem
 
 # Of the memory that is free, what may be planned with.
 SHARE = 0.8
@@ -42,7 +43,9 @@ def free_bytes(device: torch.device) -> int:
     return int(SHARE * free)
 
 
-def limit_bytes(problem: Problem, rule: Rule, recorded: int, nodes: int, elements: int) -> int:
+def limit_bytes(
+    problem: TrainingProblem, rule: Rule, recorded: int, nodes: int, elements: int
+) -> int:
     """Peak bytes of `solve_limit`, over so many quadrature nodes on so many depth elements.
 
     Parameters
@@ -60,7 +63,7 @@ def limit_bytes(problem: Problem, rule: Rule, recorded: int, nodes: int, element
         size = law.layout.size
         ones = torch.ones(size, 1, dtype=problem.dtype)
         one = Units.from_packed(ones, ones[0], law.layout)
-        state = sum(t.numel() for t in rule.init(one).values())
+        state = sum(t.numel() for t in rule.suited(law.layout).init(one).values())
         count = law.heads.count if law.exact else nodes
         numbers += count * (size * (UPDATE_COPIES + 3 * recorded) + state)
     return int(numbers * problem.dtype.itemsize * (2 * elements + 1))

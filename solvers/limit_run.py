@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ipslimit import Units
 from ipslimit.checks import require_choice
+from ipslimit.model.predictions import require_token_problem
+from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import Trajectory, between_nodes, require_depths
+from .march import March
 from .on_grid import GridSolution
 from .quadrature import Gaps
 from .refinement import errors_along, errors_of_heads
+from .scheme import System
 
 VARIABLES = ("x", "p", "probe_x", "probe_p")
 
@@ -33,7 +39,15 @@ class LimitRun:
     message : str
         The status with its reason, both errors where there are two, and what to do about it.
     loss : tensor (steps+1,)
+    loss_error : tensor (steps+1,)
+        Estimated error of `loss`: the largest difference between the two grids up to the step,
+        times what the differences of x and p are to their errors.
     probe_loss : dict step -> tensor ()
+        J on the probes at the recorded steps, and at those of `evaluate`.
+    probe_loss_error : dict step -> tensor ()
+        Likewise.
+    ends : dict step -> dict name -> tensor (rows, d)
+        Of a `TokenProblem` the embedding, positions and readout at the recorded steps.
     notes : list of str
         What the rule has to say of the run, such as symmetry pairs that could not be balanced.
     rule : str
@@ -81,13 +95,33 @@ class LimitRun:
         self.quadrature_error = 0.0
         self.quadrature_gaps: Gaps = {}
         self.grid, self.loss = fine.grid, fine.loss
-        self.probe_loss = fine.probe_loss
+        self.probe_loss, self.ends = fine.probe_loss, fine.ends
         self.notes = fine.notes
 
     @property
     def message(self) -> str:
         warning = self._solution.warning
         return f"{self.status}: {self._reason}" + (f"; {warning}" if warning else "")
+
+    @property
+    def loss_error(self) -> torch.Tensor:
+        return self._errors_of(self._solution.loss, self._coarse.loss)
+
+    @property
+    def probe_loss_error(self) -> dict[int, torch.Tensor]:
+        steps = sorted(self.probe_loss)
+        if not steps:
+            return {}
+        fine, coarse = (
+            torch.stack([found.get(k, torch.tensor(math.nan)).cpu() for k in steps])
+            for found in (self.probe_loss, self._coarse.probe_loss)
+        )
+        return dict(zip(steps, self._errors_of(fine, coarse), strict=True))
+
+    def _errors_of(self, fine: torch.Tensor, coarse: torch.Tensor) -> torch.Tensor:
+        """Errors of losses along the steps; one may be right by accident, so they never fall."""
+        gaps = (fine - coarse).abs().double().cpu().nan_to_num(math.inf)
+        return max(1.0, self._pair.sharpening) * gaps.cummax(0).values
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -126,6 +160,34 @@ class LimitRun:
             own = Units.from_packed(packed, weights, units.layout)
             found[name] = own if s.ndim else own[0]
         return found
+
+    def logits(self, problem: TrainingProblem, k: int, ids: torch.Tensor) -> torch.Tensor:
+        """What the limit of a language model at a recorded step says of texts.
+
+        Parameters
+        ----------
+        problem : TokenProblem
+            That of the run.
+        k : int
+        ids : tensor (n, N') of int64
+            The beginnings of texts, 1 <= N' <= N.
+
+        Returns
+        -------
+        tensor, shape (n, N', V)
+            Logits of the token that follows each, by the march on the grid of the answer.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other arguments, and for a run of another problem.
+        """
+        require_token_problem(problem, self.of)
+        branch = problem.block.branch(self._recorded(self._solution.units, k))
+        ends = problem.ends_of(self._recorded(self.ends, k))
+        system = System(self.grid, branch, problem.causal, {"field": 0, "vjp": 0})
+        x = March().forward(system, ends.enter(problem.prefixes(ids).to(branch.device)))
+        return ends.logits(x.edges[-1])
 
     def heads(self, k: int, s) -> Units:
         """Heads Theta^k(s) of a law of heads alone (or of other units); see `units`."""

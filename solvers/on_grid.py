@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from ipslimit import Problem, Rule, Units
+from ipslimit import Rule, Units
 from ipslimit.model.callbacks import asks_to_stop
+from ipslimit.model.ends import Ends
+from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
 from .picard import integrate
@@ -28,6 +30,7 @@ class GridSolution:
     probe_p: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     units: dict[int, dict[str, Units]] = dataclasses.field(default_factory=dict)
+    ends: dict[int, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
     batches: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     least_size: float = math.inf
@@ -52,7 +55,7 @@ class Stopped(RuntimeError):
 
 
 def train_on_grid(
-    problem: Problem,
+    problem: TrainingProblem,
     rule: Rule,
     steps: int,
     record: tuple[int, ...],
@@ -61,6 +64,7 @@ def train_on_grid(
     cost: dict[str, int],
     device: torch.device,
     quadrature: tuple[int, int] = (1024, 0),
+    evaluate: tuple[int, ...] = (),
     callback: Callable | None = None,
 ) -> GridSolution:
     """The training run of `solve_limit` on one grid: the rule acts on every (node, atom).
@@ -73,15 +77,16 @@ def train_on_grid(
     at = grid.nodes[:1] if problem.tied else grid.nodes
     branch = problem.block.whole(*quadrature, at, problem.dtype)
     branch = branch.map(lambda t: t.to(device).contiguous())
-    states = branch.init(rule)
-    loss = problem.contexts.new_full((steps + 1,), torch.nan, device=device)
+    ends = problem.make_ends((), device)
+    states, end_states = branch.init(rule), ends.init(rule)
+    loss = torch.full((steps + 1,), torch.nan, dtype=problem.dtype, device=device)
     numbers = {name: units.count for name, units in branch.families.items()}
     solution = GridSolution(grid, loss, unit_numbers=numbers)
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         keep, last = step in record, step == steps
         chosen = problem.chosen(step)
-        contexts, targets = problem.data(chosen, device)
+        inputs, targets = problem.data(chosen, device)
         if problem.batch is not None:
             solution.batches[step] = chosen
             x = p = None  # those of other contexts are no guess
@@ -89,24 +94,28 @@ def train_on_grid(
         if problem.tied:
             at_nodes = branch.map(lambda t: t.expand(nodes, *t.shape[1:]).contiguous())
         system = System(grid, at_nodes, problem.causal, cost, rule.uses_means)
-        x = scheme.forward(system, contexts, x)
-        loss[step], p_end = problem.loss_and_costate(x.edges[-1], targets)
+        x = scheme.forward(system, ends.enter(inputs), x)
+        read = ends.read(x.edges[-1], targets)
+        loss[step] = read.loss
         if branch.norm is not None:
             solution.least_size = min(solution.least_size, branch.norm.least_size(x.edges))
         if callback and asks_to_stop(callback(step, grid.elements, float(loss[step]))):
             raise Stopped(f"stopped by callback at step {step} on {grid.elements} elements")
         if not last or keep:
-            p, found = scheme.backward(system, x, p_end, not last, p)
+            p, found = scheme.backward(system, x, read.costate, not last, p)
         if keep:
             solution.x[step], solution.p[step] = x, p
             solution.units[step] = at_nodes.families
-            if problem.probes:
-                probes, probe_targets = (t.to(device) for t in problem.probes)
-                probe_x = scheme.forward(system, probes, probe_x)
-                end = probe_x.edges[-1]
-                solution.probe_loss[step], end = problem.loss_and_costate(end, probe_targets)
-                probe_p, _ = scheme.backward(system, probe_x, end, False, probe_p)
+            solution.ends |= {step: ends.tables()} if ends.families else {}
+            if problem.probe_count:
+                probes, probe_targets = problem.probe_data(device)
+                probe_x = scheme.forward(system, ends.enter(probes), probe_x)
+                end = ends.read(probe_x.edges[-1], probe_targets)
+                solution.probe_loss[step] = end.loss
+                probe_p, _ = scheme.backward(system, probe_x, end.costate, False, probe_p)
                 solution.probe_x[step], solution.probe_p[step] = probe_x, probe_p
+        elif step in evaluate:
+            solution.probe_loss[step] = _probe_loss(scheme, system, ends, problem, device)
         if last or not (x.is_finite() and p.is_finite()):
             break
         if problem.tied:
@@ -114,9 +123,20 @@ def train_on_grid(
         tokens = problem.B * problem.N
         gradients = {name: sums / tokens for name, sums in found.sums.items()}
         branch, states = branch.updated(rule, states, gradients, step + 1, found.means, depths)
+        pulled = ends.pull(inputs, p.edges[0])
+        end_states = ends.update(rule, end_states, read, pulled, step + 1)
     solution.notes = branch.notes(rule, states, solution.least_size)
     solution.warning = branch.norm and branch.norm.warning(solution.least_size)
     return solution
+
+
+def _probe_loss(
+    scheme: Scheme, system: System, ends: Ends, problem: TrainingProblem, device
+) -> torch.Tensor:
+    """J on the probes, of as many contexts at a time as a training step has."""
+    pairs = zip(*(t.split(problem.B) for t in problem.probe_data(device)), strict=True)
+    found = [ends.losses(scheme.forward(system, ends.enter(i)).edges[-1], y) for i, y in pairs]
+    return torch.cat(found, -1).mean(-1)
 
 
 def _over_depth(

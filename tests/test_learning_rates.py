@@ -300,7 +300,7 @@ REFUSED = [
     (lambda: at(SGD(lambda k: 1 / 0)), ValueError, "which failed: ZeroDivisionError"),
     (lambda: at(SGD(by_depth(lambda s: math.nan))), ValueError, "profile .* nan at depth 0.5"),
     (lambda: at(SGD({"q": 0.1})), ValueError, "lr must have a rate for k, .*got q. Add 'k', or"),
-    (lambda: SGD({"w_in": 0.1, "default": 1}).require_rates([LAYOUT]), ValueError, "got w_in. Co"),
+    (lambda: SGD({"w_in": 0.1, "default": 1}).require_units([LAYOUT]), ValueError, "got w_in. Co"),
     (lambda: AdamW(Nan()).numbers(1), TypeError, "lr must be a number .*rule.at.step, layout"),
     (lambda: SGD(Nan()).numbers(1), TypeError, "lr must be a number where a rule updates"),
     (lambda: run(SGD({"x": 0.1, "default": 1})), ValueError, "lr must name matrices.*; got x"),
@@ -333,9 +333,9 @@ def test_what_is_no_rate_is_refused_in_one_line(call, kind, said):
 def test_one_dict_may_serve_all_families_of_a_layer():
     tanh = Tanh.make_layout(d=3, n=2)
     rule = Rebalance(SGD({"w_in": 0.1, "w_out": 0.2, "default": 0.3}))
-    rule.require_rates([tanh, LAYOUT])
+    rule.require_units([tanh, LAYOUT])
     with pytest.raises(ValueError, match=r"lr must name matrices or biases of w_in, w_out; got"):
-        Rebalance(SGD({"q": 0.1, "default": 0.3})).require_rates([tanh])
+        Rebalance(SGD({"q": 0.1, "default": 0.3})).require_units([tanh])
 
 
 def test_documented_schedules_and_all_kinds_take_a_rate_of_zero_on_the_way():

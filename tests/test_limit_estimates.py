@@ -17,7 +17,7 @@ from builders import F64, small_atoms, small_problem
 from ipslimit import SGD, AdamW, Atoms, BlockAdamW, Heads, Problem, Rebalance, SBOAdamW
 from ipslimit.experiments.settings import Setting, SweepSetting
 from ipslimit.model.heads import BIASES
-from ipslimit.model.particles import recorded_steps
+from ipslimit.model.run_arguments import recorded_steps
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March

@@ -16,6 +16,7 @@ from ipslimit import (
     Perceptrons,
     Problem,
     SBOAdamW,
+    TokenProblem,
     XavierUniform,
     train_particles,
 )
@@ -38,6 +39,7 @@ CASES = {
     "sequential": (IN_TURN, AdamW(lr=0.02, eps=0.1), 6),
     "tied": (BLOCK, AdamW(lr=0.02, eps=0.1), 6),
     "tied whole law": (IN_TURN, AdamW(lr=0.02, eps=0.1), None),
+    "tokens": (BLOCK, AdamW(lr=0.02, eps=0.1), {"attention": 4, "perceptron": 9}),
 }
 MORE = {"sequential": {"batch": 2}, "tied": {"tied": True, "batch": 2}}
 MORE |= {"tied whole law": {"tied": True}}
@@ -47,7 +49,11 @@ def run(case, group=None, more=(), **options):
     law, rule, heads = CASES[case]
     of = small_problem(law=law, probes=2)
     more = MORE.get(case, {}) | dict(more)
-    problem = Problem(of.contexts, of.targets, law, probes=of.probes, **more)
+    if case == "tokens":
+        ids = torch.arange(24).view(4, 6) % 7
+        problem = TokenProblem(ids, 7, law, 3, batch=3, probes=ids[:2])
+    else:
+        problem = Problem(of.contexts, of.targets, law, probes=of.probes, **more)
     options = {"steps": 3, "seeds": 2, "record": [0, 3], "nodes": 8} | options
     return train_particles(problem, rule, 4, heads, device="cpu", group=group, **options)
 

@@ -67,11 +67,11 @@ REFUSED = {
     ),
     "SBO without maps": (
         lambda: train_particles(tanh_problem(), SBOAdamW(0.1), 2, 2, 1, device="cpu"),
-        "must have biases for it to act on; got Tanh(",
+        "must have biases for it to act on; got Tanh with w_in",
     ),
     "Rebalance without pairs": (
         lambda: train_particles(tanh_problem(), Rebalance(SGD(0.1)), 2, 2, 1, device="cpu"),
-        "must have symmetry pairs; got Tanh(",
+        "must have symmetry pairs; got Tanh with w_in",
     ),
 }
 

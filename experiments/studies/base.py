@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from ipslimit.checks import require_int, require_real, shown
-from ipslimit.measure.errors import theta_names
+from ipslimit.measure.parameters import theta_names
 from ipslimit.measure.rates import RateFit, RateFits, Share, equivalence
 
 from ..frame.command import Command

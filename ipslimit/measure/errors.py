@@ -15,7 +15,7 @@ largest. That is what `fit_rates` reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..model.problem_identity import require_same_problem
 from ..model.rules.identity import require_same_rule
 from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
+from .parameters import end_gaps, unit_distances
 
 Row = dict[str, object]
 
@@ -41,6 +42,7 @@ class Limit(Protocol):
 
     quadrature_gaps: dict[tuple[str, int], torch.Tensor]
     unit_numbers: dict[str, int]
+    ends: dict[int, dict[str, torch.Tensor]]
 
 
 def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
@@ -73,9 +75,11 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     rows: list[Row] = []
     for step, variable, where, bias in _biases(whole, limit):
         rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
-    for step, variable, square, weights in _unit_distances(whole, None, limit):
+    for step, variable, square, weights in unit_distances(whole, None, limit):
         key = _key(whole, step, variable, "bias", "train")
         rows += _norms(key, (0,), square[:, :, None], weights[:, :, None])
+    for step, variable, gap in end_gaps(whole, limit):
+        rows += _norms(_key(whole, step, variable, "bias", "train"), (0,), _square(gap))
     return rows
 
 
@@ -124,7 +128,8 @@ def error_table(
         squared units, 2 mean_{b,i} <fluctuation, bias>, at the layer of the total's rms, so that
         there total^2 = fluctuation^2 + bias^2 + cross. theta is the distance of a head from the
         limit's head of the same atom at s = r/L, in the Euclidean norm of its parameters, averaged
-        over heads with their weights (laws with atoms only).
+        over heads with their weights (laws with atoms only). Those of the ends of a language model
+        are "embedding", "position" and "readout", of the vectors that are their rows.
 
     Raises
     ------
@@ -163,12 +168,15 @@ def error_table(
             for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
                 key = _key(run, step, variable, term, where)
                 rows += _rows(key, "rms", run.seeds, mean_square(value)[:, peak].sqrt())
-    for step, variable, square, weights in _unit_distances(run, whole, None):
+    for step, variable, square, weights in unit_distances(run, whole, None):
         key = _key(run, step, variable, "fluctuation", "train")
         rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
-    for step, variable, square, weights in _unit_distances(run, None, limit):
+    for step, variable, square, weights in unit_distances(run, None, limit):
         key = _key(run, step, variable, "total", "train")
         rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
+    for term, reference in (("fluctuation", whole), ("total", limit)):
+        for step, variable, gap in end_gaps(run, reference):
+            rows += _norms(_key(run, step, variable, term, "train"), run.seeds, _square(gap))
     return rows
 
 
@@ -238,9 +246,10 @@ def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
             f"whole must have the residual_exponent of run, {ours}; got {theirs}. Train both with "
             "the same residual_exponent."
         )
-    # x at layer 0 is the contexts; in float32, so that a whole of another dtype may be compared
+    # x at layer 0 is the contexts, where these are not made by trained ends; in float32, so that a
+    # whole of another dtype may be compared
     ours, theirs = (next(iter(r.x.values()))[0, 0].float().cpu() for r in (run, whole))
-    if not torch.equal(ours, theirs):
+    if not run.ends and not torch.equal(ours, theirs):
         raise ValueError(
             f"whole must be of the contexts of run, of shape {tuple(ours.shape)}; got others, of "
             f"shape {tuple(theirs.shape)}. Train both on the same problem."
@@ -298,41 +307,6 @@ def _biases(whole: ParticleRun, limit: Limit) -> Iterator[tuple[int, str, str, t
                 where,
                 (getattr(whole, name)[step] - getattr(limit, name)(step, depths)),
             )
-
-
-def theta_names(families: Iterable[str]) -> dict[str, str]:
-    """What the parameters of every family are called as a variable: theta where there is but one.
-
-    Of several they are theta_attention and theta_perceptron: their sizes have nothing in common.
-    """
-    families = tuple(families)
-    return {name: f"theta_{name}" if len(families) > 1 else "theta" for name in families}
-
-
-def _unit_distances(run: ParticleRun, whole: ParticleRun | None, limit: Limit | None):
-    """(step, variable, |theta - reference|^2 (seeds, L, K), weights (seeds, L, K)) of every family.
-
-    The reference is the limit at s = r/L, or the whole-law run, unit of the same atom. Seed by
-    seed: differences of all units at once would be the largest tensors of a cell.
-    """
-    depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
-    for family, variable in theta_names(run.unit_numbers).items():
-        atoms = run.unit_atoms.get(family)
-        if atoms is None and not math.isinf(run.unit_numbers[family]):
-            continue
-        for step, units in run.units.items():
-            if whole is not None:
-                reference = whole.units[step][family].packed[0]  # (L, P, M)
-            else:
-                reference = limit.units(step, depths)[family].packed
-            squares = []
-            for seed, packed in enumerate(units[family].packed):
-                same = reference
-                if atoms is not None:
-                    index = atoms[seed].to(reference.device)[:, None, :]
-                    same = reference.gather(2, index.expand(-1, reference.shape[1], -1))
-                squares.append((packed - same).square().sum(-2))
-            yield step, variable, torch.stack(squares), units[family].weights
 
 
 def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: str) -> Row:

@@ -17,12 +17,13 @@ import torch
 
 from ..checks import require_int, resolve_device, shown
 from ..model.draws import layer_depths
-from ..model.particles import require_problem, train_from
-from ..model.problem import Problem
+from ..model.particles import train_from
 from ..model.problem_identity import require_same_problem
 from ..model.rules import Rule
 from ..model.rules.identity import require_same_rule, rule_text
+from ..model.run_arguments import require_problem
 from ..model.runs import ParticleRun, empty_run
+from ..model.training_problem import TrainingProblem
 from ..model.units import Units
 
 # The derivative is a central difference at this multiple of the noise itself: small enough that the
@@ -79,7 +80,7 @@ def is_linear(nonlinearity: float) -> bool:
 
 
 def train_weights(
-    problem: Problem,
+    problem: TrainingProblem,
     rule: Rule,
     weights: Mapping[str, torch.Tensor],
     record: Sequence[int],
@@ -106,7 +107,7 @@ def train_weights(
 
 
 def predict_fluctuation(
-    problem: Problem,
+    problem: TrainingProblem,
     rule: Rule,
     run: ParticleRun,
     device: object = "cpu",

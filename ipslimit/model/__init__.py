@@ -7,9 +7,14 @@ attention  their field and its transpose, defined; `eager` computes it with torc
 perceptrons  the family of perceptrons; `perceptrons_eager` computes with torch and `activations`
 laws       which heads training starts from, and their quadrature; `perceptron_laws` likewise, and
            `entries`, the densities that they share
-problem    contexts, targets, loss, law
+norm, branch  what a layer adds, of one family or several behind a norm;  blocks: its law
+training_problem  what particles and limit know of a problem;  ends: what stands before the first
+           layer and behind the last
+problem    contexts, targets, loss, law;  token_problem: a language model, whose ends (`token_ends`)
+           are trained
 rules      optimizer rules: pure maps of heads, used by layers and depth nodes alike
 layers     forward and backward through the layers, with each layer's update on the way back
-particles  the training run of the particle transformer;  runs: what it gives
+particles  the training run of the particle transformer;  run_arguments: what it asks of its
+           arguments;  draws: what it starts from;  runs: what it gives;  predictions: of a text
 sharded    the same over several processes
 """

@@ -118,7 +118,7 @@ class Branch:
 
     def init(self, rule: Rule) -> States:
         """The rule's state of every family."""
-        return {name: rule.init(units) for name, units in self.families.items()}
+        return {n: rule.suited(u.layout).init(u) for n, u in self.families.items()}
 
     def updated(
         self,
@@ -140,17 +140,21 @@ class Branch:
         """
         families, new = {}, {}
         for name, units in self.families.items():
-            more = () if means is None else (means[name],)
+            rule_now = rule.at(step, units.layout, depth, units.packed)
+            more = (means[name],) if rule_now.uses_means else ()
             gradient = units.with_packed(gradients[name])
             # a copy of the dict, which a rule may fill anew and return
             given = units, dict(states[name]), gradient, step, *more
-            rule_now = rule.at(step, units.layout, depth, units.packed)
             families[name], new[name] = rule_now.update(*given)
         return self.with_families(families), new
 
     def notes(self, rule: Rule, states: States, least_size: float) -> list[str]:
         """What to say of a run: of its rule, and of its least token in front of the norm."""
-        found = [note for state in states.values() for note in rule.notes(state)]
+        found = [
+            note
+            for name, state in states.items()
+            for note in rule.suited(self.families[name].layout).notes(state)
+        ]
         warning = self.norm and self.norm.warning(least_size)
         return list(dict.fromkeys([*found, *([warning] if warning else [])]))
 

@@ -9,9 +9,9 @@ import torch
 
 from ..checks import require_room
 from .branch import Branch
-from .problem import Problem
 from .runs import ParticleRun
 from .sharded import shard
+from .training_problem import TrainingProblem
 from .units import Units
 
 Share = tuple[int, int]  # rank and number of processes
@@ -26,7 +26,7 @@ def draw_generator(
 
 
 def require_layers_room(
-    problem: Problem,
+    problem: TrainingProblem,
     depth: int,
     numbers: Mapping[str, int],
     seeds: Sequence[int],
@@ -42,7 +42,7 @@ def require_layers_room(
 
 
 def whole_layers(
-    problem: Problem, depth: int, nodes: int, nodes_seed: int, share: Share | None
+    problem: TrainingProblem, depth: int, nodes: int, nodes_seed: int, share: Share | None
 ) -> Branch:
     """The whole law in every layer, (layers, 1), or a process's share of it."""
     stored = 1 if problem.tied else depth
@@ -61,7 +61,7 @@ def layer_depths(layers: int) -> torch.Tensor:
 
 
 def drawn_layers(
-    problem: Problem, run: ParticleRun, numbers: Mapping[str, int], share: Share | None
+    problem: TrainingProblem, run: ParticleRun, numbers: Mapping[str, int], share: Share | None
 ) -> Branch:
     """Units (layers, seeds) drawn from the laws, or a process's share of them.
 

@@ -78,8 +78,9 @@ class Layers:
         self.stages = len(branch.stages)
 
     def forward(self, contexts: torch.Tensor) -> torch.Tensor:
-        """All hidden states, (L stages + 1, seeds, B, N, d), from contexts (B, N, d)."""
-        x = contexts.new_empty(self.depth * self.stages + 1, self.seeds, *contexts.shape)
+        """All hidden states, (L stages + 1, seeds, B, N, d), of contexts ([seeds,] B, N, d)."""
+        shape = self.seeds, *contexts.shape[-3:]
+        x = contexts.new_empty(self.depth * self.stages + 1, *shape)
         x[0] = contexts
         self._forward(x)
         self.cost["field"] += self.depth

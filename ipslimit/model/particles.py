@@ -15,30 +15,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from ..checks import require_bool, require_int, require_real, resolve_device, shown
+from ..checks import require_bool, require_int, require_real, resolve_device
 from .branch import Branch, States
 from .callbacks import asks_to_stop, require_callback
 from .draws import drawn_layers, require_layers_room, whole_layers
+from .ends import Ends, EndStates
 from .layers import Layers, Training
-from .problem import Problem
 from .rules import Rule
 from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
 from .rules.trial import require_rule
+from .run_arguments import evaluated_steps, recorded_steps, require_problem, seed_indices
 from .runs import ParticleRun, empty_run, repeated
 from .sharded import require_group
+from .training_problem import TrainingProblem
 from .units import Units
 from .warm import by_seed, going_on
 
 # Called after every step k with (k, run); True stops the run there.
 Callback = Callable[[int, ParticleRun], object]
 
-# Of one call; more can be named by their indices in another.
-MOST_SEEDS = 2**24
-
 
 def train_particles(
-    problem: Problem,
+    problem: TrainingProblem,
     rule: Rule,
     depth: int,
     heads: int | Mapping[str, int] | None,
@@ -54,13 +53,14 @@ def train_particles(
     group: object = None,
     start: ParticleRun | None = None,
     keep_state: bool = False,
+    evaluate: Iterable[int] = (),
     callback: Callback | None = None,
 ) -> ParticleRun:
     """Train L-layer, H-head transformers, all seeds at once, by steps of `rule`.
 
     Parameters
     ----------
-    problem : Problem
+    problem : Problem or TokenProblem
     rule : Rule
         `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them; or one's own, which
         is tried on random heads first and refused if it is not what `Rule` describes.
@@ -76,7 +76,7 @@ def train_particles(
         The draws of a seed depend on (root_seed, L, H, seed index) alone; those of perceptrons on
         their own H.
     record : steps at which x, p and heads are kept
-        The last step by default.
+        The last step by default; () for none.
     residual_exponent : float
         Residual branches are scaled by L^-residual_exponent; only 1 has the ODE limit.
     device : "auto", "cpu", "cuda" or "cuda:i"
@@ -93,6 +93,8 @@ def train_particles(
     keep_state : bool
         Keep the rule's state after the last step in `states`; it is as large as the units, or twice
         as large.
+    evaluate : steps
+        At which the loss on the probes alone is taken, beside those of `record`: a forward pass.
     callback : callable (k, run), optional
         Called at every step k with the run so far (its loss up to k, and what is recorded). If it
         returns True, the run stops there, before the update of step k; with keep_state it can be
@@ -118,9 +120,10 @@ def train_particles(
     depth = require_int("depth", depth)
     numbers = None if heads is None else block.numbers(heads)
     steps = require_int("steps", steps, 0)
-    seeds = _seed_indices(seeds)
+    seeds = seed_indices(seeds)
     root_seed = require_int("root_seed", root_seed, 0)
-    record = recorded_steps(record, steps)
+    record = recorded_steps(record, steps, empty=True)
+    evaluate = evaluated_steps(evaluate, steps, problem)
     residual_exponent = require_real("residual_exponent", residual_exponent, 0.0, 10.0)
     require_int("nodes", nodes)
     require_int("nodes_seed", nodes_seed, 0)
@@ -128,12 +131,12 @@ def train_particles(
     device = resolve_device(device)
     stored = numbers or dict.fromkeys(block.laws, nodes)
     require_layers_room(problem, depth, stored, seeds, steps, device)
-    rule.require_rates([law.layout for law in block.laws.values()])
-    for law in block.laws.values():
-        require_rule(rule, law.layout, problem.dtype, device, steps)
+    rule.require_units(problem.layouts)
+    for layout in problem.layouts:
+        require_rule(rule, layout, problem.dtype, device, steps)
     require_callback(callback, "k", "run")
     keep_state = require_bool("keep_state", keep_state)
-    options = _Options(group, keep_state=keep_state, callback=callback)
+    options = _Options(group, keep_state=keep_state, evaluate=evaluate, callback=callback)
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
@@ -149,9 +152,10 @@ def train_particles(
     if numbers is None and not block.exact:
         run.of |= {"nodes": str(nodes), "nodes_seed": str(nodes_seed)}
     run.of["group"] = "none" if share is None else "process {} of {}".format(*share)
+    ends = problem.make_ends((len(distinct),), device)
     states, first = None, 0
     if start is not None:
-        run, branch, states = going_on(start, run, problem, steps, record)
+        run, branch, states = going_on(start, run, problem, ends, steps, record, evaluate)
         first = start.last
     elif numbers is None:
         branch = whole_layers(problem, depth, nodes, nodes_seed, share)
@@ -159,7 +163,7 @@ def train_particles(
         branch = drawn_layers(problem, run, numbers, share)
     own = branch.map(lambda t: t.to(device).contiguous())
     del branch  # or there would be a second copy of all units
-    _train(own, problem, rule, steps, record, run, options, states, first)
+    _train(own, ends, problem, rule, steps, record, run, options, states, first)
     return run if numbers is not None else repeated(run, seeds)
 
 
@@ -170,12 +174,13 @@ class _Options:
     group: object = None
     record_units: bool = True
     keep_state: bool = False
+    evaluate: tuple[int, ...] = ()
     callback: Callback | None = None
 
 
 def train_from(
     start: Units | Branch,
-    problem: Problem,
+    problem: TrainingProblem,
     rule: Rule,
     steps: int,
     record: Sequence[int],
@@ -187,23 +192,26 @@ def train_from(
     """Train from given units with leading dimensions (L, seeds), filling `run`."""
     if isinstance(start, Units):
         start = problem.block.branch({next(iter(problem.block.laws)): start})
-    rule.require_rates([units.layout for units in start.families.values()])
+    rule.require_units(problem.layouts)
     for units in start.families.values():
         require_rule(rule, units.layout, units.dtype, device, steps)
     own = start.map(lambda t: t.to(device).clone(memory_format=torch.contiguous_format))
     run.residual_exponent, run.rule = residual_exponent, rule_text(rule)
-    return _train(own, problem, rule, steps, record, run, _Options(record_units=record_heads))
+    ends = problem.make_ends(own.lead[1:], device)
+    options = _Options(record_units=record_heads)
+    return _train(own, ends, problem, rule, steps, record, run, options)
 
 
 def _train(
     branch: Branch,
-    problem: Problem,
+    ends: Ends,
+    problem: TrainingProblem,
     rule: Rule,
     steps: int,
     record: Sequence[int],
     run: ParticleRun,
     options: _Options,
-    states: States | None = None,
+    states: tuple[States, EndStates] | None = None,
     first: int = 0,
 ) -> ParticleRun:
     """Train these very units, filling `run`; with a process group, those of this process.
@@ -212,7 +220,8 @@ def _train(
     """
     device = branch.device
     if states is None:
-        states = _own_states(branch.init(rule), rule)
+        states = _own_states(branch.init(rule), rule), ends.init(rule)
+    states, end_states = states
     scale, sizes = float(run.depth) ** -run.residual_exponent, (problem.B, problem.N)
     tied = run.depth if problem.tied else None
     given = branch, problem.causal, scale, run.cost, rule, *sizes
@@ -221,15 +230,19 @@ def _train(
     for step in range(first, steps + 1):
         keep, run.last = step in record, step
         chosen = problem.chosen(step)
-        contexts, targets = problem.data(chosen, device)
+        inputs, targets = problem.data(chosen, device)
         if problem.batch is not None:
             run.batches[step] = chosen
         if keep and options.record_units:
             run.units[step] = _recorded(branch, run.depth)
-        if keep and problem.probes:
-            _record_probes(layers, problem, run, step, device)
-        x = layers.forward(contexts)
-        run.loss[:, step], p_end = problem.loss_and_costate(x[-1], targets)
+            run.ends |= {step: ends.tables()} if ends.families else {}
+        if keep and problem.probe_count:
+            _record_probes(layers, ends, problem, run, step, device)
+        elif step in options.evaluate:
+            run.probe_loss[step] = _probe_loss(layers, ends, problem, device)
+        x = layers.forward(ends.enter(inputs))
+        read = ends.read(x[-1], targets)
+        run.loss[:, step] = read.loss
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
         if branch.norm is not None:
             run.least_size = min(run.least_size, branch.norm.least_size(x[:-1]))
@@ -239,17 +252,24 @@ def _train(
             break
         # every layer's update is made where the costate passes it
         training = None if last else Training(rule, states, step + 1, per_token, ~run.diverged)
-        p = layers.backward(x, p_end, keep, training)
+        p = layers.backward(x, read.costate, keep, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
         run.flag(step, _finite(p[0]))
         if keep:
             at_layers = slice(None, None, layers.stages)
             run.x[step], run.p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
-        del x, p  # before the next step makes its own
+        if training is not None:
+            pulled = ends.pull(inputs, p[0])
+            end_states = ends.update(rule, end_states, read, pulled, step + 1, training.alive)
+        del x, p, read  # before the next step makes its own
         if last:
             break
     if options.keep_state:
         run.units.setdefault(run.last, _recorded(branch, run.depth))
+        run.ends |= {run.last: ends.tables()} if ends.families else {}
+        run.end_states = {
+            name: {n: t.clone() for n, t in state.items()} for name, state in end_states.items()
+        }
         run.states = {
             family: {name: by_seed(t, run.depth) for name, t in state.items()}
             for family, state in states.items()
@@ -277,62 +297,23 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(x).flatten(1).all(1)
 
 
-def _record_probes(layers: Layers, problem: Problem, run: ParticleRun, step: int, device) -> None:
-    contexts, targets = (t.to(device) for t in problem.probes)
-    x = layers.forward(contexts)
-    run.probe_loss[step], p_end = problem.loss_and_costate(x[-1], targets)
-    p = layers.backward(x, p_end, keep=True)
+def _record_probes(
+    layers: Layers, ends: Ends, problem: TrainingProblem, run: ParticleRun, step: int, device
+) -> None:
+    inputs, targets = problem.probe_data(device)
+    x = layers.forward(ends.enter(inputs))
+    read = ends.read(x[-1], targets)
+    run.probe_loss[step] = read.loss
+    p = layers.backward(x, read.costate, keep=True)
     at_layers = slice(None, None, layers.stages)
     run.probe_x[step], run.probe_p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
 
 
-def require_problem(problem: object, rule: object) -> None:
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be ipslimit.Problem; got {type(problem).__name__}.")
-    if not isinstance(rule, Rule):
-        raise TypeError(
-            f"rule must be an optimizer rule such as ipslimit.AdamW(lr=0.02); got {shown(rule)}. "
-            "A class must be called first; a torch optimizer is not a rule."
-        )
-
-
-def recorded_steps(record: Iterable[int] | None, steps: int) -> tuple[int, ...]:
-    """Sorted distinct steps to record; the last one by default."""
-    if record is None:
-        return (steps,)
-    if not _is_sequence(record):
-        raise TypeError(
-            f"record must be a sequence of steps; got {shown(record)}. Use e.g. [0, {steps}]."
-        )
-    chosen = sorted({require_int("record", k, 0) for k in record})
-    if not chosen or chosen[-1] > steps:
-        raise ValueError(
-            f"record must name at least one step of 0..{steps}; got {chosen}. Raise steps, or "
-            "record earlier ones."
-        )
-    return tuple(chosen)
-
-
-def _seed_indices(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    if _is_sequence(seeds):
-        indices = tuple(require_int("seeds", s, 0) for s in seeds)
-        if not indices or len(set(indices)) != len(indices):
-            raise ValueError(
-                f"seeds must be distinct indices, at least one; got {list(indices)}. "
-                "Repeated seeds would count the same draws twice."
-            )
-        return indices
-    return tuple(range(require_int("seeds", seeds, 1, MOST_SEEDS)))
-
-
-def _is_sequence(value: object) -> bool:
-    if isinstance(value, (str, bytes)):
-        return False
-    try:
-        iter(value)
-    except TypeError:  # also of tensors and arrays without a dimension, which claim to be iterable
-        return False
-    return True
+def _probe_loss(layers: Layers, ends: Ends, problem: TrainingProblem, device) -> torch.Tensor:
+    """J on the probes, of as many contexts at a time as a training step has."""
+    pairs = zip(*(t.split(problem.B) for t in problem.probe_data(device)), strict=True)
+    found = [ends.losses(layers.forward(ends.enter(i))[-1], y) for i, y in pairs]
+    return torch.cat(found, -1).mean(-1)
 
 
 def make_layers(

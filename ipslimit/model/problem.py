@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
-import numpy as np
 import torch
 
-from ..checks import require_bool, require_int, require_tensor, shown
+from ..checks import require_tensor, shown
 from .blocks import Block
+from .ends import GivenTokens
 from .laws import Law
 from .losses import MeanPooledSquaredError
-from .problem_identity import problem_identity
+from .training_problem import TrainingProblem
 
 
-class Problem:
+class Problem(TrainingProblem):
     """A training problem, shared by the particle transformer and the limit.
 
     Parameters
@@ -69,11 +68,7 @@ class Problem:
         batch_seed: int = 0,
         tied: bool = False,
     ):
-        if not isinstance(law, (Law, Block)):
-            raise TypeError(
-                f"law must be an initial law of heads, or a Block; got {type(law).__name__}. Use "
-                "ipslimit.Atoms(heads), XavierUniform(d, m) or TruncatedNormal(d, m, std, bound)."
-            )
+        self._set(law, causal, batch, batch_seed, tied)
         if loss is None:
             loss = MeanPooledSquaredError()
         if not callable(loss) or isinstance(loss, type):
@@ -82,8 +77,7 @@ class Problem:
                 f"{shown(loss)}. A class "
                 "must be called first; see ipslimit.losses."
             )
-        self.law, self.causal, self.loss = law, require_bool("causal", causal), loss
-        self.block, self.tied = Block.of(law), require_bool("tied", tied)
+        self.loss = loss
         self.contexts, self.targets = self._checked("contexts", contexts, targets)
         self.probes = None
         if probes is not None:
@@ -105,23 +99,7 @@ class Problem:
                     f"probes must have the dtype of contexts ({self.contexts.dtype}); got "
                     f"{self.probes[0].dtype}. Convert them with .to(contexts.dtype)."
                 )
-        count = len(self.contexts)
-        if batch is not None:
-            # of Python's own: numpy's small ones overflow in products
-            batch = require_int("batch", batch)
-        if batch is not None and batch > count:
-            raise ValueError(
-                f"batch must be at most the number of contexts, {count}; got {batch}. Give more "
-                "contexts: a batch is drawn without replacement."
-            )
-        self.batch, self.batch_seed = batch, require_int("batch_seed", batch_seed, 0)
-        if self.tied:
-            for kind in (type(own) for own in self.block.laws.values()):
-                if kind.along is not Law.along:
-                    raise ValueError(
-                        f"tied must be False with {kind.__name__}, which depends on depth; got "
-                        "True. Tied layers are all the same one."
-                    )
+        self._require_batch()
 
     def _checked(self, name: str, contexts, targets) -> tuple[torch.Tensor, torch.Tensor]:
         contexts = require_tensor(name, contexts, finite=True).detach().clone()
@@ -223,42 +201,45 @@ class Problem:
             )
         return value.detach()
 
-    def chosen(self, k: int) -> torch.Tensor:
-        """Indices (B,) of the contexts of batch k, which make the update from k to k + 1."""
-        count = len(self.contexts)
-        if self.batch is None:
-            return torch.arange(count)
-        rng = np.random.default_rng(np.random.SeedSequence((self.batch_seed, k)))
-        return torch.from_numpy(rng.permutation(count)[: self.batch])
-
-    def data(self, chosen: torch.Tensor, device: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Contexts (B, N, d) and targets of a batch, by the indices that `chosen` gives."""
-        both = self.contexts, self.targets
-        if self.batch is not None:
-            both = (t[chosen.to(t.device)] for t in both)
-        contexts, targets = (t.to(device) for t in both)
-        return contexts, targets
-
-    @cached_property
-    def identity(self) -> dict[str, str]:
-        """What tells it from other problems, as texts by argument."""
-        return problem_identity(self)
+    @property
+    def examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.contexts, self.targets
 
     @property
-    def B(self) -> int:
-        return len(self.contexts) if self.batch is None else self.batch
+    def probe_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.probes
+
+    def make_ends(self, lead: tuple[int, ...], device: object) -> GivenTokens:
+        return GivenTokens(self)
+
+    def told(self) -> dict[str, object]:
+        return {
+            "contexts": self.contexts,
+            "targets": self.targets,
+            "probes": self.probes,
+            "loss": self.loss,
+        }
+
+    @property
+    def count(self) -> int:
+        return len(self.contexts)
+
+    @property
+    def probe_count(self) -> int:
+        return 0 if self.probes is None else len(self.probes[0])
 
     @property
     def N(self) -> int:
         return self.contexts.shape[1]
 
     @property
-    def d(self) -> int:
-        return self.contexts.shape[2]
-
-    @property
     def dtype(self) -> torch.dtype:
         return self.contexts.dtype
+
+    def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """l(X_b(1), y_b) of every context, (..., B) of x (..., B, N, d)."""
+        seeds = x if x.ndim > 3 else x[None]  # what a loss is tried with
+        return self.loss(seeds * 1.0, targets.to(x.device)).reshape(x.shape[:-2])
 
     def loss_and_costate(
         self, x: torch.Tensor, targets: torch.Tensor
@@ -270,8 +251,7 @@ class Problem:
         """
         with torch.inference_mode(False), torch.enable_grad():
             x, targets = _differentiable(x).detach().requires_grad_(), _differentiable(targets)
-            seeds = x if x.ndim > 3 else x[None]  # what a loss is tried with
-            per_context = self.loss(seeds * 1.0, targets.to(x.device)).reshape(x.shape[:-2])
+            per_context = self.losses(x, targets)
             (gradient,) = torch.autograd.grad(per_context.sum(), x)
         return per_context.detach().mean(dim=-1), self.N * gradient
 

@@ -18,19 +18,20 @@ DEEPEST = 4
 
 
 def problem_identity(problem) -> dict[str, str]:
-    """The texts of a `Problem`; large values are told by a digest."""
+    """The texts of a problem; large values are told by a digest."""
     block, norm = problem.block, problem.block.norm
     laws = {name: _short(law) for name, law in block.laws.items()}
+    told = {
+        name: "None" if value is None else _short(_rounded(value))
+        for name, value in problem.told().items()
+    }
     return {
         "dtype": str(problem.dtype).removeprefix("torch."),
-        "contexts": _short(_rounded(problem.contexts)),
-        "targets": _short(_rounded(problem.targets)),
-        "probes": "None" if problem.probes is None else _short([*map(_rounded, problem.probes)]),
+        **told,
         **laws,
         "norm": "None" if norm is None else f"{norm.kind} with norm_eps {norm.eps!r}",
         "sequential": repr(block.sequential),
         "causal": repr(problem.causal),
-        "loss": _short(problem.loss),
         "batch": repr(problem.batch),
         "batch_seed": repr(problem.batch_seed),
         "tied": repr(problem.tied),
@@ -65,9 +66,13 @@ def require_same_problem(
             )
 
 
-def _rounded(t: torch.Tensor) -> torch.Tensor:
-    """In single precision, so that a problem has the same text in either."""
-    return t.float() if t.is_floating_point() else t
+def _rounded(value: object) -> object:
+    """Tensors in single precision, so that a problem has the same text in either."""
+    if isinstance(value, tuple):
+        return [*map(_rounded, value)]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.float() if value.is_floating_point() else value
 
 
 def _short(value: object) -> str:

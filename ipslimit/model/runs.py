@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from .problem import Problem
+from .training_problem import TrainingProblem
 from .units import Units
 
 # What a run holds one of for every seed, whatever the law; and of its draws, where it has any.
-PER_SEED = tuple("loss diverged diverged_at x p probe_x probe_p probe_loss units states".split())
+PER_SEED = tuple(
+    "loss diverged diverged_at x p probe_x probe_p probe_loss units states ends end_states".split()
+)
 DRAWS = ("unit_counts", "unit_atoms")
 
 
@@ -29,7 +31,10 @@ class ParticleRun:
     loss : tensor (seeds, steps+1)
         J before each step and after the last, of step k on batch k.
     probe_loss : dict step -> tensor (seeds,)
+        J on the probes at the recorded steps, and at those of `evaluate`.
     units : dict step -> dict family -> Units, with leading dimensions (seeds, L)
+    ends : dict step -> dict name -> tensor (seeds, rows, d)
+        Of a `TokenProblem` the embedding, positions and readout; empty of another problem.
     unit_counts : dict family -> tensor (seeds, L, M) of int64
         Draws of each atom; without an entry for laws without atoms and for the whole law.
     unit_atoms : dict family -> tensor (seeds, L, K) of int64
@@ -41,6 +46,8 @@ class ParticleRun:
         and atoms None where there are none.
     states : dict family -> dict name -> tensor (seeds, L, ...)
         The rule's state after the last step, with keep_state alone: what `start` goes on from.
+    end_states : dict name -> dict name -> tensor (seeds, d, rows)
+        The rule's state of the ends, likewise.
     batches : dict step -> tensor (B,) of int64
         Which contexts batch k is of; empty where every step sees all of them.
     diverged : tensor (seeds,) of bool
@@ -88,7 +95,9 @@ class ParticleRun:
     probe_p: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     probe_loss: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     units: dict[int, dict[str, Units]] = dataclasses.field(default_factory=dict)
+    ends: dict[int, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
     states: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
+    end_states: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
     batches: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     least_size: float = float("inf")
     last: int = 0
@@ -130,6 +139,31 @@ class ParticleRun:
             )
         return next(iter(self.unit_numbers))
 
+    def logits(self, problem: TrainingProblem, k: int, ids: torch.Tensor) -> torch.Tensor:
+        """What every seed's language model of a recorded step says of texts.
+
+        Parameters
+        ----------
+        problem : TokenProblem
+            That of the run.
+        k : int
+        ids : tensor (n, N') of int64
+            The beginnings of texts, 1 <= N' <= N.
+
+        Returns
+        -------
+        tensor, shape (seeds, n, N', V)
+            Logits of the token that follows each.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other arguments, and for a run of another problem.
+        """
+        from .predictions import run_logits  # which asks the layers, which a run does not know
+
+        return run_logits(self, problem, k, ids)
+
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {number:g}" for name, number in self.unit_numbers.items())
         return (
@@ -149,7 +183,7 @@ def empty_run(
     heads: float | Mapping[str, float] | None,
     seeds: Iterable[int],
     steps: int,
-    problem: Problem,
+    problem: TrainingProblem,
     device,
 ) -> ParticleRun:
     """A run with nothing in it yet, for `train_from` to fill; `heads` None is the whole law."""

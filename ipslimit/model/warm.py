@@ -9,13 +9,14 @@ import torch
 
 from ..checks import shown
 from .branch import Branch, States
-from .problem import Problem
+from .ends import Ends, EndStates
 from .problem_identity import require_same_problem
 from .rules.identity import require_same_rule
 from .runs import ParticleRun
+from .training_problem import TrainingProblem
 
 # What is kept of the steps that the first run recorded.
-RECORDED = ("x", "p", "probe_x", "probe_p", "probe_loss")
+RECORDED = ("x", "p", "probe_x", "probe_p")
 
 
 def by_seed(t: torch.Tensor, depth: int) -> torch.Tensor:
@@ -25,9 +26,17 @@ def by_seed(t: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def going_on(
-    start: ParticleRun, run: ParticleRun, problem: Problem, steps: int, record: Sequence[int]
-) -> tuple[ParticleRun, Branch, States]:
+    start: ParticleRun,
+    run: ParticleRun,
+    problem: TrainingProblem,
+    ends: Ends,
+    steps: int,
+    record: Sequence[int],
+    evaluate: Sequence[int],
+) -> tuple[ParticleRun, Branch, tuple[States, EndStates]]:
     """An empty run with what `start` holds of it, and the units and states to go on from.
+
+    `ends` get those of `start`.
 
     Raises
     ------
@@ -53,10 +62,12 @@ def going_on(
             "keep_state=True."
         )
     lost = [k for k in record if k < start.last and k not in start.x]
+    lost += [k for k in evaluate if k < start.last and k not in start.probe_loss]
     if steps < start.last or lost:
         raise ValueError(
-            f"steps and record must be of steps from {start.last} on, the last of start, or of "
-            f"those that it has recorded; got steps={steps}, record={list(record)}."
+            f"steps, record and evaluate must be of steps from {start.last} on, the last of start, "
+            f"or of those that it has recorded; got steps={steps}, record={list(record)}, "
+            f"evaluate={list(evaluate)}."
         )
     stored = 1 if problem.tied else run.depth
 
@@ -65,6 +76,16 @@ def going_on(
 
     units = {name: u.map(own) for name, u in start.units[start.last].items()}
     states = {f: {n: own(t) for n, t in state.items()} for f, state in start.states.items()}
+
+    def own_end(t: torch.Tensor) -> torch.Tensor:
+        return t[:width].to(run.loss.device).contiguous().clone()
+
+    for name, units_of in ends.families.items():
+        table = own_end(start.ends[start.last][name].mT)
+        ends.families[name] = units_of.with_packed(table)
+    end_states = {
+        name: {n: own_end(t) for n, t in state.items()} for name, state in start.end_states.items()
+    }
     kept = [k for k in record if k < start.last]
     recorded = {name: getattr(start, name) for name in RECORDED}
     run = dataclasses.replace(
@@ -81,10 +102,20 @@ def going_on(
             k: {n: u.map(lambda t: t[:width].clone()) for n, u in start.units[k].items()}
             for k in kept
         },
+        ends={
+            k: {n: t[:width].clone() for n, t in start.ends[k].items()}
+            for k in kept
+            if k in start.ends
+        },
+        probe_loss={
+            k: t[:width].clone()
+            for k, t in start.probe_loss.items()
+            if k < start.last and k in (*record, *evaluate)
+        },
         **{
             n: {k: steps[k][:width].clone() for k in kept if k in steps}
             for n, steps in recorded.items()
         },
     )
     run.loss[:, : start.last] = start.loss[:width, : start.last]
-    return run, problem.block.branch(units), states
+    return run, problem.block.branch(units), (states, end_states)

@@ -103,6 +103,13 @@ class Rule(Identified, abc.ABC):
             From `input_means`; given to rules with `uses_means`, which alone need the argument.
         """
 
+    def suited(self, layout: Layout) -> Rule:
+        """What trains units of this layout: the rule, or where it has nothing to act on, its rest.
+
+        A rule that acts on biases or symmetry pairs leaves units without them to a simpler one.
+        """
+        return self
+
     def at(
         self,
         step: int,
@@ -125,15 +132,18 @@ class Rule(Identified, abc.ABC):
         Returns
         -------
         Rule
-            Itself where its `lr` is a number (or it has no such field); else a copy in which `lr`
-            is a float, or a tensor (P, 1), (nodes, 1, 1) or (nodes, P, 1). A rule that acts through
-            another one holds that at the step.
+            What is `suited` to the layout: itself where its `lr` is a number (or it has no such
+            field); else a copy in which `lr` is a float, or a tensor (P, 1), (nodes, 1, 1) or
+            (nodes, P, 1). A rule that acts through another one holds that at the step.
 
         Raises
         ------
         TypeError, ValueError
             For a rate that is not finite or is negative, or a matrix without one.
         """
+        suited = self.suited(layout)
+        if suited is not self:
+            return suited.at(step, layout, depth, like)
         found = {}
         for name, value in fields(self):
             if isinstance(value, Rule):
@@ -152,21 +162,22 @@ class Rule(Identified, abc.ABC):
             object.__setattr__(new, name, value)
         return new
 
-    def require_rates(self, layouts: Iterable[Layout]) -> None:
-        """Refuse a dict of learning rates that does not go with the units that are trained.
+    def require_units(self, layouts: Iterable[Layout]) -> None:
+        """Refuse units that the rule has nothing to act on, and learning rates that do not fit.
 
-        layouts : of all families of a layer
+        layouts : of all that is trained
 
         Raises
         ------
         ValueError
-            For a name that is none of theirs, and a matrix without a rate.
+            Where it is `suited` to none of them; for a learning rate by a name that is none of
+            theirs, and a matrix without a rate.
         """
         layouts = list(layouts)
         known = [name for layout in layouts for name in layout.family.declared]
         for name, value in fields(self):
             if isinstance(value, Rule):
-                value.require_rates(layouts)
+                value.require_units(layouts)
             if name == "lr" and isinstance(value, dict):
                 unknown = [key for key in value if key not in (*known, DEFAULT)]
                 if unknown:
@@ -176,6 +187,10 @@ class Rule(Identified, abc.ABC):
                     )
                 for layout in layouts:
                     keys_of(value, layout)
+        unsuited = [layout for layout in layouts if self.suited(layout) is not self]
+        if layouts and len(unsuited) == len(layouts):
+            first = unsuited[0]
+            self.refuse(first, f"{first.family.__name__} with {', '.join(first.names)} alone")
 
     def rescaled(self, layout: Layout, state: State, scale: torch.Tensor) -> State:
         """The state of theta <- scale theta: that of a run which had started in the new units.
@@ -206,6 +221,10 @@ class Rule(Identified, abc.ABC):
             )
             for name, tensor in state.items()
         }
+
+    def refuse(self, layout: Layout, got: str) -> None:
+        """Say why units of this layout, to which the rule is not `suited`, cannot be trained."""
+        raise ValueError(f"{layout.family.noun} must suit {self!r}; got {got}. Use another rule.")
 
     def rescaling_refusal(self) -> str | None:
         """Why this rule's state cannot follow a rescaling of the parameters; None if it can."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from ...checks import require_int, require_real, shown
-from ..heads import Heads
+from ..heads import Heads, Layout
 from ..symmetry import balancing_factors, pair_scale
 from .base import Rule, State
 from .sbo import rescaled_means
@@ -65,12 +65,19 @@ class Rebalance(Through):
         self.every = require_int("every", self.every)
         self.damping = require_real("damping", self.damping, 0.0, 1.0, include_low=False)
 
+    def suited(self, layout: Layout) -> Rule:
+        """Units without symmetry pairs are left to the rule by itself."""
+        return super().suited(layout) if layout.pairs else self.rule.suited(layout)
+
+    def refuse(self, layout: Layout, got: str) -> None:
+        raise ValueError(
+            f"{layout.family.noun} of {self!r} must have symmetry pairs; got {got}, of a family "
+            f"without. Use {self.rule!r} alone."
+        )
+
     def init(self, heads: Heads) -> State:
         if not heads.layout.pairs:
-            raise ValueError(
-                f"{heads.noun} of {self!r} must have symmetry pairs; got {heads!r}, of a family "
-                f"without. Use {self.rule!r} alone."
-            )
+            self.refuse(heads.layout, repr(heads))
         state = self.rule.init(heads)
         self.rule.rescaled(heads.layout, state, torch.ones_like(heads.packed))  # refuse it now
         skipped = heads.packed.new_zeros(*heads.lead, len(heads.layout.pairs), heads.count)

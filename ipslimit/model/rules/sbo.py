@@ -11,7 +11,7 @@ from ...checks import require_bool, require_choice, require_real
 from ..heads import Heads
 from ..layout import Layout, Map
 from .adamw import AdamW
-from .base import State
+from .base import Rule, State
 from .elementwise import Numbers, named
 
 CENTRES = ("batch", "ema", "fixed")
@@ -62,14 +62,23 @@ class SBOAdamW(AdamW):
         """Whether the centre is part of the state."""
         return self.centre != "batch" or self.transport
 
+    def suited(self, layout: Layout) -> Rule:
+        """Units without an affine map that has a bias are left to `AdamW`, which it is there."""
+        if layout.maps:
+            return self
+        return AdamW(self.lr, self.betas, self.eps, self.weight_decay)
+
+    def refuse(self, layout: Layout, got: str) -> None:
+        biases = ", ".join(bias for bias, _ in layout.family.maps.values()) or "biases"
+        raise ValueError(
+            f"{layout.family.noun} of {self!r} must have biases for it to act on; got {got}. Give "
+            f"them {biases} (zeros will do), a law biases=True, or use AdamW."
+        )
+
     def init(self, heads: Heads) -> State:
         layout = heads.layout
         if not layout.maps:
-            biases = ", ".join(bias for bias, _ in heads.maps.values()) or "biases"
-            raise ValueError(
-                f"{heads.noun} of {self!r} must have biases for it to act on; got {heads!r}. Give "
-                f"them {biases} (zeros will do), a law biases=True, or use AdamW."
-            )
+            self.refuse(layout, repr(heads))
         packed = heads.packed
         state = {"m": torch.zeros_like(packed), "v": torch.zeros_like(packed)}
         if self.keeps_centre:

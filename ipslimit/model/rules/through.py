@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,14 @@ class Through(Rule):
     @property
     def uses_means(self) -> bool:
         return self.rule.uses_means
+
+    def suited(self, layout: Layout) -> Rule:
+        inner = self.rule.suited(layout)
+        if inner is self.rule:
+            return self
+        new = copy.copy(self)
+        object.__setattr__(new, "rule", inner)
+        return new
 
     def inner(self, state: State) -> State:
         """The state of the inner rule."""

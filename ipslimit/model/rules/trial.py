@@ -78,6 +78,7 @@ def require_rule(
     """
     if steps == 0:
         return
+    rule = rule.suited(layout)
     rule.at(1, layout, DEPTH)
     if is_built_in(rule):
         return

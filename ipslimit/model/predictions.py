@@ -1,0 +1,34 @@
+"""What a language model that was trained says of texts."""
+
+from __future__ import annotations
+
+import torch
+
+from ..checks import require_int, shown
+from .layers import Layers
+from .problem_identity import require_same_problem
+from .runs import ParticleRun
+from .token_problem import TokenProblem
+
+
+def run_logits(run: ParticleRun, problem: TokenProblem, k: int, ids: torch.Tensor) -> torch.Tensor:
+    """`ParticleRun.logits`."""
+    require_token_problem(problem, run.of, ("group", "nodes", "nodes_seed"))
+    if require_int("k", k, 0) not in run.units or k not in run.ends:
+        raise ValueError(
+            f"k must be a recorded step, one of {sorted(run.units)}; got {k}. Pass it in record= "
+            "of train_particles."
+        )
+    families = {n: u.map(lambda t: t.transpose(0, 1)) for n, u in run.units[k].items()}
+    branch = problem.block.branch(families).map(torch.Tensor.contiguous)
+    scale = float(run.depth) ** -run.residual_exponent
+    layers = Layers(branch, problem.causal, scale, {"field": 0, "vjp": 0})
+    ends = problem.ends_of(run.ends[k])
+    return ends.logits(layers.forward(ends.enter(problem.prefixes(ids).to(branch.device)))[-1])
+
+
+def require_token_problem(problem: object, of: dict[str, str], apart: tuple[str, ...] = ()) -> None:
+    """Refuse what is no `TokenProblem`, or not the one that a run is of."""
+    if not isinstance(problem, TokenProblem):
+        raise TypeError(f"problem must be an ipslimit.TokenProblem; got {shown(problem)}.")
+    require_same_problem("problem", problem.identity, "this run", of, apart)

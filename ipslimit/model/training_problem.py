@@ -1,0 +1,127 @@
+"""What every training problem is: data in batches, the initial law of a layer, and its two ends."""
+
+from __future__ import annotations
+
+import abc
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from ..checks import require_bool, require_int
+from .blocks import Block
+from .ends import Ends
+from .laws import Law
+from .layout import Layout
+from .problem_identity import problem_identity
+
+
+class TrainingProblem(abc.ABC):
+    """What particles and limit know of a problem; `Problem` and `TokenProblem` are such.
+
+    Attributes
+    ----------
+    law, block : the law of a layer's units as it was given, and as a `Block`
+    causal, tied : bool
+    batch, batch_seed : int or None, int
+        Contexts that a step sees, drawn from (batch_seed, k) alone; None for all.
+    count : int
+        Contexts that there are.
+    probe_count : int
+        Contexts that are not trained on.
+    B, N, d : int
+        Contexts of a step, their tokens, and what each of these holds.
+    dtype : torch.dtype
+    """
+
+    law: Law | Block
+    count: int
+    probe_count: int
+    N: int
+    dtype: torch.dtype
+
+    def _set(
+        self, law: Law | Block, causal: bool, batch: int | None, batch_seed: int, tied: bool
+    ) -> None:
+        """What is of every problem; `_set_batch` comes when the data are there."""
+        if not isinstance(law, (Law, Block)):
+            raise TypeError(
+                f"law must be an initial law of heads, or a Block; got {type(law).__name__}. Use "
+                "ipslimit.Atoms(heads), XavierUniform(d, m) or TruncatedNormal(d, m, std, bound)."
+            )
+        self.law, self.causal = law, require_bool("causal", causal)
+        self.block, self.tied = Block.of(law), require_bool("tied", tied)
+        if batch is not None:
+            # of Python's own: numpy's small ones overflow in products
+            batch = require_int("batch", batch)
+        self.batch, self.batch_seed = batch, require_int("batch_seed", batch_seed, 0)
+        if self.tied:
+            for kind in (type(own) for own in self.block.laws.values()):
+                if kind.along is not Law.along:
+                    raise ValueError(
+                        f"tied must be False with {kind.__name__}, which depends on depth; got "
+                        "True. Tied layers are all the same one."
+                    )
+
+    def _require_batch(self) -> None:
+        if self.batch is not None and self.batch > self.count:
+            raise ValueError(
+                f"batch must be at most the number of contexts, {self.count}; got {self.batch}. "
+                "Give more contexts: a batch is drawn without replacement."
+            )
+
+    def chosen(self, k: int) -> torch.Tensor:
+        """Indices (B,) of the contexts of batch k, which make the update from k to k + 1."""
+        if self.batch is None:
+            return torch.arange(self.count)
+        rng = np.random.default_rng(np.random.SeedSequence((self.batch_seed, k)))
+        return torch.from_numpy(rng.permutation(self.count)[: self.batch])
+
+    def data(self, chosen: torch.Tensor, device: object) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs (B, N, ...) and targets of a batch, by the indices that `chosen` gives."""
+        both = self.examples
+        if self.batch is not None:
+            both = (t[chosen.to(t.device)] for t in both)
+        inputs, targets = (t.to(device) for t in both)
+        return inputs, targets
+
+    def probe_data(self, device: object) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of all probes."""
+        inputs, targets = (t.to(device) for t in self.probe_examples)
+        return inputs, targets
+
+    @property
+    @abc.abstractmethod
+    def examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of all contexts."""
+
+    @property
+    @abc.abstractmethod
+    def probe_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of all probes, of which there are some."""
+
+    @abc.abstractmethod
+    def make_ends(self, lead: tuple[int, ...], device: object) -> Ends:
+        """What tokens are made by and read by, for seeds of these leading dimensions."""
+
+    @abc.abstractmethod
+    def told(self) -> dict[str, object]:
+        """What tells its data, loss and ends from those of other problems, by argument."""
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """Of all units that a rule trains."""
+        return [law.layout for law in self.block.laws.values()]
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What tells it from other problems, as texts by argument."""
+        return problem_identity(self)
+
+    @property
+    def B(self) -> int:
+        return self.count if self.batch is None else self.batch
+
+    @property
+    def d(self) -> int:
+        return self.block.d
