@@ -100,6 +100,25 @@ def block_of(field: Callable) -> Callable:
     return block
 
 
+def wide_block(x, qkv, o, w_in, w_out, head: int, units: int) -> torch.Tensor:
+    """A causal layer as it is usually written: means of heads and of so many perceptrons.
+
+    x (B, N, d), qkv (3 H m, d), o (d, H m), w_in (H n, d), w_out (d, H n), of which queries, keys
+    and values are split in heads of size m; or all with seeds in front.
+    """
+
+    def linear(y, w):
+        if w.ndim == 2:
+            return F.linear(y, w)
+        return torch.bmm(y.flatten(1, -2), w.mT).unflatten(1, y.shape[1:-1])
+
+    y = F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
+    q, k, v = linear(y, qkv).unflatten(-1, (3, -1, head)).movedim(-3, 0).transpose(-2, -3)
+    z = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3)
+    attended = linear(z.flatten(-2), o) / z.shape[-2]
+    return attended + linear(F.gelu(linear(y, w_in)), w_out) / units
+
+
 def jax_block(x, q, k, v, o, w_in, w_out):
     """As `block_of` its own field, for jax."""
     jax = import_jax()

@@ -24,6 +24,12 @@ from .training_peers import Case, TorchTrainer, make_trainers
 CASES = {(16, 4, 8, 4, 4, 16, 128): (7.3, 6.0), (8, 4, 16, 8, 8, 64, 64): (3.8, 3.3)}
 # The same beside as many perceptrons of inner size n, behind an RMS norm: (R, B, N, d, m, H, L, n)
 BLOCKS = {(16, 4, 8, 4, 4, 16, 128, 4): (5.0, 5.0)}
+# A small language model's layers, causal: attention of H heads and as many perceptrons of size n as
+# the last number says: (R, B, N, d, m, H, L, n, perceptrons)
+LANGUAGE = {
+    (1, 16, 64, 32, 8, 4, 32, 8, 16): (3.0, 3.0),
+    (3, 16, 64, 32, 8, 4, 32, 8, 16): (3.0, 3.0),
+}
 STEPS = 5  # of ours in one sample
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 # Sizes whose hidden states weigh as much as a quarter of the heads, so that both show.
@@ -40,18 +46,22 @@ def make_case(sizes: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Case
     matrices = [normal(L, R, H, m, d, scale=d**-0.5) for _ in range(3)]
     matrices.append(normal(L, R, H, d, m, scale=m**-0.5))
     units = {"attention": Heads(*matrices)}
-    for n in inner:
-        w_in, w_out = normal(L, R, H, n, d, scale=d**-0.5), normal(L, R, H, d, n, scale=n**-0.5)
+    if inner:
+        n, count = (*inner, H)[:2]
+        shapes = (L, R, count, n, d), (L, R, count, d, n)
+        w_in, w_out = (normal(*s, scale=s[-1] ** -0.5) for s in shapes)
         units["perceptron"] = Perceptrons(w_in, w_out)
     # not drawn from: the units are given
     laws = {name: Atoms(family[0, 0]) for name, family in units.items()}
     law = Block(**laws, norm="rms", norm_eps=peers.NORM_EPS) if inner else laws["attention"]
-    problem = Problem(normal(B, N, d), normal(B, d), law)
+    causal = len(inner) == 2
+    problem = Problem(normal(B, N, d), normal(B, d), law, causal=causal)
     return Case(sizes[:7], problem, AdamW(lr=0.02, eps=0.01), problem.block.branch(units))
 
 
 def ours(case: Case, steps: int, record=()):
-    run = empty_run(case.sizes[6], case.sizes[5], range(case.sizes[0]), steps, case.problem, "cpu")
+    heads = {name: family.count for name, family in case.start.families.items()}
+    run = empty_run(case.sizes[6], heads, range(case.sizes[0]), steps, case.problem, "cpu")
     return train_from(case.start, case.problem, case.rule, steps, record, run)
 
 
@@ -76,22 +86,26 @@ def disagreement(case: Case, trainers: dict, steps: int = 3) -> dict[str, float]
 def operations(sizes: tuple[int, ...]) -> dict[str, float]:
     """Of one step: those of every layer's field and VJP, and the bytes that must move.
 
-    Parameters and both moments are read and written once, hidden states written and read once.
+    Parameters and both moments are read and written once, hidden states written and read once. Of
+    causal attention all pairs are counted, of which it needs half.
     """
     R, B, N, d, m, H, L, *inner = sizes
     layer = kernel.operations(R, B, H, N, d, m)
-    tokens = 1.0 * R * B * N * H
-    parameters = (4.0 * m + 2.0 * sum(inner)) * d * H * L * R
+    n, count = (*inner, H)[:2] if inner else (0, 0)
+    neurons = 1.0 * R * B * N * count * n
+    parameters = (4.0 * m * H + 2.0 * n * count) * d * L * R
     return {
         # a perceptron's products, once in the field and twice in its transpose
-        "flop": L * (layer["flop"] + 3 * tokens * sum(2 * 2 * n * d for n in inner)),
-        "exp": L * (layer["exp"] + tokens * sum(inner)),
+        "flop": L * (layer["flop"] + 3 * neurons * 2 * 2 * d),
+        "exp": L * (layer["exp"] + neurons),
         "numbers_moved": 7 * parameters + 4.0 * R * (L + 1) * B * N * d,
     }
 
 
 def run(quick: bool = False, progress=print) -> dict:
-    cases = [*list(CASES)[:1], *BLOCKS] if quick else [*CASES, *BLOCKS]
+    cases = [*CASES, *BLOCKS, *LANGUAGE]
+    if quick:
+        cases = [*list(CASES)[:1], *BLOCKS, *list(LANGUAGE)[:1]]
     rows = []
     for sizes in cases:
         for dtype in kernel.DTYPES:
@@ -130,7 +144,7 @@ def _measure(sizes: tuple[int, ...], dtype: str, rounds: int, budget: float) -> 
     return {
         "sizes": list(sizes),
         "dtype": dtype,
-        "target": (CASES | BLOCKS)[sizes][dtype == "float64"],
+        "target": (CASES | BLOCKS | LANGUAGE)[sizes][dtype == "float64"],
         "setup": float(np.nanmedian(setup)),
         "gflops": count["flop"] / seconds / 1e9,
         "exps": count["exp"] / seconds / 1e9,
@@ -238,9 +252,10 @@ def reset_peak() -> int:
 
 def table(result: dict) -> str:
     """Markdown."""
-    names = [n for n in ("einsum", "sdpa", "compile", "jax") if n in result["rows"][0]["times"]]
+    timed = {name for row in result["rows"] for name in row["times"]}
+    names = [n for n in ("einsum", "sdpa", "wide", "compile", "jax") if n in timed]
     head = [
-        "R, B, N, d, m, H, L (n)",
+        "R, B, N, d, m, H, L (n, H')",
         "dtype",
         "ours ms",
         *(f"{n} ms" for n in names),
@@ -252,7 +267,10 @@ def table(result: dict) -> str:
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in result["rows"]:
-        times = [f"{1e3 * row['times'][n]:.3g}" for n in ("ipslimit", *names)]
+        times = [
+            f"{1e3 * row['times'][n]:.3g}" if n in row["times"] else "-"
+            for n in ("ipslimit", *names)
+        ]
         cells = [
             ", ".join(map(str, row["sizes"])),
             row["dtype"],
@@ -269,7 +287,10 @@ def table(result: dict) -> str:
     mib = {key: memory[key] / 2**20 for key in ("ipslimit", "einsum", "states", "layer_gradient")}
     lines += [
         "",
-        "With n: attention and perceptrons (gelu) behind an RMS norm, H of each.",
+        "With n: attention and perceptrons (gelu) behind an RMS norm, H of each. With an H last: "
+        "causal, and as many perceptrons, the layers of a small language model; `wide` is its "
+        "usual form, heads and perceptrons side by side in four matrices, with torch's own "
+        "attention, and `compile` compiles that.",
         "",
         "torch peers run `torch.optim.AdamW(fused=True)`; `compile` compiles the layer; `jax` is "
         "`lax.scan` with `optax.adamw`. All follow the same trajectory (checked).",

@@ -7,6 +7,7 @@ with perceptrons, so that an optimizer has a few large tensors to go through and
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
@@ -19,10 +20,7 @@ from . import peers
 
 @dataclasses.dataclass
 class Case:
-    """A problem with its starting units, one copy a seed; `sizes` is (R, B, N, d, m, H, L).
-
-    Where there are perceptrons, there are H of them too.
-    """
+    """A problem with its starting units, one copy a seed; `sizes` is (R, B, N, d, m, H, L)."""
 
     sizes: tuple[int, ...]
     problem: Problem
@@ -34,9 +32,11 @@ class Case:
         return 1.0 / self.sizes[6]
 
     @property
-    def eps(self) -> float:
-        """eps of an optimizer that is fed raw gradients: the same trajectory."""
-        return self.rule.eps / (self.sizes[5] * self.sizes[6])
+    def eps(self) -> list[float]:
+        """eps by matrix of an optimizer that is fed raw gradients: the same trajectory."""
+        families = self.start.families.values()
+        eps = [self.rule.eps / (family.count * self.sizes[6]) for family in families]
+        return [e for e, family in zip(eps, families, strict=True) for _ in family.parts()]
 
     def matrices(self) -> list[torch.Tensor]:
         units = self.start.families.values()
@@ -64,17 +64,26 @@ class TorchTrainer:
 
     def __init__(self, case: Case, field: Callable):
         self.case, self.field = case, field
-        self.parameters = [t.clone().requires_grad_() for t in case.matrices()]
+        self.parameters = [t.clone().requires_grad_() for t in self.arranged(case.matrices())]
         rule = case.rule
+        groups: dict[float, list] = {}
+        for parameter, eps in zip(self.parameters, self.arranged_eps(case.eps), strict=True):
+            groups.setdefault(eps, []).append(parameter)
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
+            [{"params": some, "eps": eps} for eps, some in groups.items()],
             lr=rule.lr,
             betas=rule.betas,
-            eps=case.eps,
             weight_decay=rule.weight_decay,
             fused=True,
         )
         self.x, self.targets = case.contexts(), case.problem.targets
+
+    def arranged(self, matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The parameters, of the units' matrices (L, R, H, ..)."""
+        return matrices
+
+    def arranged_eps(self, eps: list[float]) -> list[float]:
+        return eps
 
     def step(self) -> torch.Tensor:
         """One step; the loss of every seed before it."""
@@ -91,6 +100,51 @@ class TorchTrainer:
         return [t.detach() for t in self.parameters]
 
 
+class WideTrainer(TorchTrainer):
+    """A causal Transformer as it is usually written, for the same numbers.
+
+    Heads lie side by side in one matrix for queries, keys and values and one for the outputs, and
+    so do the perceptrons in two of one MLP: (L, R, 3 H m, d), (L, R, d, H m), (L, R, H n, d) and
+    (L, R, d, H n), without R where it is 1.
+
+    Parameters
+    ----------
+    compiled : bool
+        Whether torch.compile makes the layer.
+    """
+
+    def __init__(self, case: Case, compiled: bool):
+        heads, perceptrons = case.start.families.values()
+        self.rows, self.sizes = case.sizes[0], (heads.layout.m, perceptrons.layout.n)
+        layer = functools.partial(peers.wide_block, head=heads.layout.m, units=perceptrons.count)
+        super().__init__(case, peers.compiled(layer) if compiled else layer)
+        if self.rows == 1:
+            self.x = self.x[0]
+
+    def arranged(self, matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+        q, k, v, o, w_in, w_out = matrices
+        rows = [torch.cat([t.flatten(2, 3) for t in (q, k, v)], 2), w_in.flatten(2, 3)]
+        columns = [t.movedim(2, 3).flatten(3, 4).contiguous() for t in (o, w_out)]
+        wide = [rows[0], columns[0], rows[1], columns[1]]
+        return [t.squeeze(1) for t in wide] if self.rows == 1 else wide
+
+    def arranged_eps(self, eps: list[float]) -> list[float]:
+        return [eps[0], eps[3], eps[4], eps[5]]
+
+    def step(self) -> torch.Tensor:
+        return super().step().view(self.rows)
+
+    def units(self) -> list[torch.Tensor]:
+        wide = [t.detach() for t in self.parameters]
+        if self.rows == 1:
+            wide = [t.unsqueeze(1) for t in wide]
+        qkv, o, w_in, w_out = wide
+        m, n = self.sizes
+        o, w_out = (t.unflatten(3, (-1, size)).movedim(3, 2) for t, size in ((o, m), (w_out, n)))
+        heads = [t.unflatten(2, (-1, m)) for t in qkv.chunk(3, 2)]
+        return [*heads, o, w_in.unflatten(2, (-1, n)), w_out]
+
+
 class JaxTrainer:
     """lax.scan over the layers, optax.adamw, in one compiled step that reuses its buffers."""
 
@@ -99,7 +153,8 @@ class JaxTrainer:
 
         jax = peers.import_jax()
         rule, residual = case.rule, case.residual
-        optimizer = optax.adamw(rule.lr, *rule.betas, eps=case.eps, weight_decay=rule.weight_decay)
+        (eps,) = set(case.eps)
+        optimizer = optax.adamw(rule.lr, *rule.betas, eps=eps, weight_decay=rule.weight_decay)
         targets = jax.numpy.asarray(case.problem.targets.numpy())
         field = peers.jax_block if case.is_block else peers.jax_field
         self.x = jax.numpy.asarray(case.contexts().numpy())
@@ -133,13 +188,17 @@ class JaxTrainer:
 
 def make_trainers(case: Case, with_compile: bool = True) -> dict:
     """The peers that are here, by name."""
+    compiles = with_compile and not peers.compile_failure()
+    if case.problem.causal:
+        trainers = {"wide": WideTrainer(case, False)}
+        return trainers | ({"compile": WideTrainer(case, True)} if compiles else {})
     around = peers.block_of if case.is_block else lambda field: field
     einsum = around(peers.einsum_field)
     trainers = {
         "einsum": TorchTrainer(case, einsum),
         "sdpa": TorchTrainer(case, around(peers.sdpa_field)),
     }
-    if with_compile and not peers.compile_failure():
+    if compiles:
         trainers["compile"] = TorchTrainer(case, peers.compiled(einsum))
     if peers.import_jax() and peers.has("optax"):
         trainers["jax"] = JaxTrainer(case)

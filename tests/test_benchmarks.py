@@ -41,9 +41,13 @@ def test_perceptron_peers_agree(sizes):
         assert difference < 1e-12, name
 
 
-@pytest.mark.parametrize("inner", [(), (3,)], ids=["attention", "block"])
-def test_training_peers_follow_the_same_trajectory(inner):
-    case = training.make_case((2, 2, 3, 2, 3, 4, 5, *inner), torch.float64)
+@pytest.mark.parametrize(
+    "inner, seeds",
+    [((), 2), ((3,), 2), ((3, 5), 2), ((3, 5), 1)],
+    ids=["attention", "block", "language", "one seed"],
+)
+def test_training_peers_follow_the_same_trajectory(inner, seeds):
+    case = training.make_case((seeds, 2, 3, 2, 3, 4, 5, *inner), torch.float64)
     trainers = make_trainers(case, with_compile=False)
     for name, difference in training.disagreement(case, trainers).items():
         assert difference < 1e-10, name

@@ -17,8 +17,9 @@ from numba import njit
 
 from ipslimit import Heads, compilation
 from ipslimit.cpu import dispatch, fused
-from ipslimit.cpu.kernels import kernel_of
-from ipslimit.cpu.lanes import LANES, WIDTH, exp2, load, store
+from ipslimit.cpu.kernels import kernel_for
+from ipslimit.cpu.lanes import LANES, WIDTH, load, store
+from ipslimit.cpu.powers import exp2
 from ipslimit.cpu.scratch import lay_out
 from ipslimit.model import eager
 from ipslimit.model.heads import BIASES, MATRICES
@@ -143,8 +144,8 @@ def test_any_number_of_heads(heads):
 
 
 def split(case):
-    kernel = kernel_of(case.layout, case.x.dtype)
-    return fused.split(kernel, *case.x.shape[1:3], case.packed.shape[-1])
+    sizes = *case.x.shape[1:3], case.packed.shape[-1]
+    return fused.split(kernel_for(case.layout, case.x.dtype, *sizes), *sizes)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +350,7 @@ def test_numba_is_imported_on_first_use_only():
 def test_choice_of_the_path(monkeypatch):
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    small, narrow = (4, 16, 8, 4, 4, torch.float32), (4, 1, 256, 64, 64, torch.float64)
+    small, narrow = (4, 16, 8, 4, 4, torch.float32), (1, 1, 256, 64, 64, torch.float64)
     assert dispatch.choose(*small, cpu) == "fused"
     assert dispatch.choose(*small, "cpu") == "fused"
     assert dispatch.choose(*small, cuda) == "eager"

@@ -216,11 +216,11 @@ def test_the_path_is_chosen_by_sizes_alone(monkeypatch):
     monkeypatch.delenv("IPSLIMIT_KERNEL", raising=False)
     small, large = make(1, 1, 16, 1, 4, 4).units, make(1, 1, 1, 1, 64, 64).units
     assert small.path(4, 8) is fused and small.is_compiled(4, 8)
-    assert large.path(64, 64) is perceptrons_eager  # one unit on eight lanes
+    assert large.path(2, 64) is perceptrons_eager  # one unit on eight lanes
     # eight units fill a register in double precision, and half of one in single
     for dtype, path in ((torch.float64, fused), (torch.float32, perceptrons_eager)):
-        assert make(1, 1, 8, 1, 64, 64, dtype=dtype).units.path(4, 64) is path
-        assert make(1, 1, 16, 1, 64, 64, dtype=dtype).units.path(4, 64) is fused
+        assert make(1, 1, 8, 1, 64, 64, dtype=dtype).units.path(3, 64) is path
+        assert make(1, 1, 16, 1, 64, 64, dtype=dtype).units.path(3, 64) is fused
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
     assert small.path(4, 8) is perceptrons_eager and not small.is_compiled(4, 8)
     monkeypatch.setenv("IPSLIMIT_KERNEL", "fused")

@@ -156,8 +156,12 @@ class Trainer(TrainingLoop):
         """From this step on, each with the learning rate of its step set."""
         for step in itertools.count(self.step):
             for group in self.optimizer.param_groups:
-                group["lr"] = self.recipe.lr * min(1.0, (step + 1) / (self.recipe.warmup + 1))
+                group["lr"] = self.lr(step)
             yield self.batch(step)
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step."""
+        return self.recipe.lr * min(1.0, (step + 1) / (self.recipe.warmup + 1))
 
     def batch(self, step: int) -> torch.Tensor:
         """The windows of a step, (batch, context + 1)."""

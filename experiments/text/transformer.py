@@ -55,6 +55,8 @@ class Shape:
         classic: learned positions, LayerNorm, biases, as many key heads as query heads, a ReLU MLP.
         modern: rotary positions, RMSNorm, no biases, grouped queries, SwiGLU, whose MLP is 3 wide
         where the classic one is 4, so that the two have the same parameters.
+        plain: as the classic one, with RMSNorm, no biases, a GELU MLP, and a readout that is not
+        the embedding: the parameters of attention and perceptrons between trained ends.
     vocabulary, context : int
         Tokens there are, and tokens of the longest text.
     width, layers, heads : int
@@ -75,8 +77,17 @@ class Shape:
     def head(self) -> int:
         return self.width // self.heads
 
+    @property
+    def biases(self) -> bool:
+        return self.variant == "classic"
+
     def norm(self) -> nn.Module:
-        return (nn.RMSNorm if self.modern else nn.LayerNorm)(self.width)
+        return (nn.LayerNorm if self.biases else nn.RMSNorm)(self.width)
+
+    def mlp(self) -> nn.Module:
+        if self.modern:
+            return SwiGLU(self.width)
+        return MLP(self.width, nn.ReLU() if self.biases else nn.GELU(), self.biases)
 
 
 class Attention(nn.Module):
@@ -90,7 +101,7 @@ class Attention(nn.Module):
         self.head_dim = shape.head
         self.groups = 2 if shape.modern and shape.heads % 2 == 0 else 1
         narrow = shape.width // self.groups
-        bias = not shape.modern
+        bias = shape.biases
         self.q_proj = nn.Linear(shape.width, shape.width, bias)
         self.k_proj = nn.Linear(shape.width, narrow, bias)
         self.v_proj = nn.Linear(shape.width, narrow, bias)
@@ -118,12 +129,12 @@ class Attention(nn.Module):
         return self.o_proj(z.transpose(1, 2).flatten(-2))
 
 
-class ReLUMLP(nn.Module):
-    def __init__(self, width: int):
+class MLP(nn.Module):
+    def __init__(self, width: int, act: nn.Module, bias: bool):
         super().__init__()
-        self.up_proj = nn.Linear(width, 4 * width)
-        self.act = nn.ReLU()
-        self.down_proj = nn.Linear(4 * width, width)
+        self.up_proj = nn.Linear(width, 4 * width, bias)
+        self.act = act
+        self.down_proj = nn.Linear(4 * width, width, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.act(self.up_proj(x)))
@@ -147,7 +158,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.attention = shape.norm(), Attention(shape)
         self.mlp_norm = shape.norm()
-        self.mlp = SwiGLU(shape.width) if shape.modern else ReLUMLP(shape.width)
+        self.mlp = shape.mlp()
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None, turn) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), mask, turn)
@@ -180,11 +191,17 @@ class Transformer(nn.Module):
 class Decoder(Transformer):
     """Tokens (B, N) -> logits (B, N, vocabulary); the output shares the embedding's weight.
 
-    Its symmetry pairs are exact in both variants.
+    Not in the plain variant. Its symmetry pairs are exact in all variants.
     """
 
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        own = shape.variant == "plain"
+        self.readout = nn.Linear(shape.width, shape.vocabulary, bias=False) if own else None
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.states(tokens), self.embedding.weight)
+        readout = self.embedding if self.readout is None else self.readout
+        return F.linear(self.states(tokens), readout.weight)
 
 
 class TextClassifier(Transformer):

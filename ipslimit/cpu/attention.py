@@ -36,7 +36,7 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
     contexts, blocks : (first, last) of the contexts and of the blocks of WIDTH heads
     """
     _, tokens, d = x.shape
-    m, biases = _read(place)
+    m, biases = read_place(place)
     at = lay_out(x.shape[0], tokens, d, m, s.itemsize)
     # contexts are cut into chunks whose sums over heads stay in cache
     for chunk in range(contexts[0], contexts[1], at.chunk):
@@ -73,7 +73,7 @@ def group_vjp(
     """
     _, tokens, d = x.shape
     size = packed.shape[0]
-    m, biases = _read(place)
+    m, biases = read_place(place)
     at = lay_out(x.shape[0], tokens, d, m, s.itemsize)
     for chunk in range(contexts[0], contexts[1], at.chunk):
         end = min(contexts[1], chunk + at.chunk)
@@ -105,7 +105,7 @@ def group_vjp(
 
 
 @njit(inline="always")
-def _read(place):
+def read_place(place):
     """The head size, and the first rows of bq, bk, bv, bo."""
     return place[0], (place[1], place[2], place[3], place[4])
 
@@ -121,7 +121,7 @@ def bias_rows(layout: Layout) -> tuple[int, ...]:
     return tuple(slices[name].start if name in slices else -1 for name in BIASES)
 
 
-def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, itemsize: int) -> int:
+def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, count, itemsize: int) -> int:
     """Numbers of scratch for one seed's contexts."""
     return lay_out.py_func(contexts, tokens, d, layout.m, itemsize).size
 

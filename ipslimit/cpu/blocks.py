@@ -4,12 +4,7 @@ Everything here is compiled and allocates nothing: temporaries live in a flat sc
 offsets that `scratch` lays out. The loops over contexts, heads and seeds are in `kernel`.
 
 Names follow the notation of the project: q, k, v, o, logits, a (attention), z = a v, and the
-cotangents d... of each. Four rewritings save work per token pair:
-
-- logits are in base 2, q carrying the factor log2(e)/sqrt(m), so that the softmax needs 2^t only;
-- a = e/total is never formed: z is divided by the total, and so is the cotangent of z;
-- the softmax's transpose, dlogits = a (da - <dz, z>), starts the sum da from -<dz, z>;
-- the factors left over by this (1/sqrt(m), ln 2, the weights) are put on the parameters.
+cotangents d... of each. What happens between q, k, v and z is in `rows`.
 """
 
 from __future__ import annotations
@@ -23,11 +18,9 @@ from .lanes import (
     WIDTH,
     ZERO,
     constant,
-    exp2,
     fma,
     load,
     load_some,
-    maximum,
     number,
     set_number,
     spread,
@@ -35,7 +28,8 @@ from .lanes import (
     store_some,
     sum_lanes,
 )
-from .tiles import product, row_product, token_product
+from .rows import attend, pull_rows, softmax_rows
+from .tiles import product, token_product
 
 
 @njit(inline="always")
@@ -98,6 +92,7 @@ def project(s, at, tokens, d, m):
     """q, k, v of every token."""
     token_product(
         s,
+        constant(s, 0.0),
         (tokens, 3 * m, d),
         (at.projected, 3 * m * WIDTH),
         (at.qkv_bias, ZERO, WIDTH),
@@ -107,68 +102,17 @@ def project(s, at, tokens, d, m):
 
 
 @njit
-def softmax_rows(s, at, tokens, first, rows, causal, m):
-    """e = 2^(logits - their maximum) of some rows, with 1/sum_j e in `row`.
-
-    Returns the number of columns in use: a row's future is zero in the causal case.
-    """
-    columns = first + rows if causal else tokens
-    wide = 3 * m * WIDTH
-    row_product(
-        s,
-        (rows, columns, m),
-        (at.e, tokens * WIDTH),
-        (at.zero, ZERO, ZERO),
-        (at.projected + first * wide, wide, WIDTH),
-        (at.projected + m * WIDTH, WIDTH, wide),
-    )
-    zero, one = constant(s, 0.0), constant(s, 1.0)
-    for i in range(rows):
-        e = at.e + i * tokens * WIDTH
-        seen = first + i + 1 if causal else tokens
-        top = load(s, e)
-        for j in range(1, seen):
-            top = maximum(load(s, e + j * WIDTH), top)
-        total = zero
-        for j in range(seen):
-            value = exp2(load(s, e + j * WIDTH) - top)
-            store(s, e + j * WIDTH, value)
-            total = total + value
-        for j in range(seen, columns):
-            store(s, e + j * WIDTH, zero)
-        store(s, at.row + i * WIDTH, one / total)
-    return columns
-
-
-@njit(inline="always")
-def attend(s, at, tokens, first, rows, columns, m):
-    """z = a v of some rows."""
-    z = at.z + first * m * WIDTH
-    product(
-        s,
-        (rows, m, columns),
-        (z, m * WIDTH),
-        (at.zero, ZERO, ZERO),
-        (at.e, tokens * WIDTH, WIDTH),
-        (at.projected + 2 * m * WIDTH, 3 * m * WIDTH, WIDTH),
-    )
-    for i in range(rows):
-        share = load(s, at.row + i * WIDTH)
-        for c in range(m):
-            cell = z + (i * m + c) * WIDTH
-            store(s, cell, load(s, cell) * share)
-
-
-@njit
 def block_field(s, at, sums, tokens, d, m, causal, has_bo):
     """Add the weighted outputs of the loaded heads on the loaded context to `sums` (N, d)."""
+    like = constant(s, 0.0)
     project(s, at, tokens, d, m)
     for first in range(0, tokens, at.panel):
         rows = min(at.panel, tokens - first)
-        columns = softmax_rows(s, at, tokens, first, rows, causal, m)
-        attend(s, at, tokens, first, rows, columns, m)
+        columns = softmax_rows(s, like, at, tokens, first, rows, causal, m)
+        attend(s, like, at, tokens, first, rows, columns, m)
     product(
         s,
+        like,
         (tokens, d, m),
         (sums, d * WIDTH),
         (sums, d * WIDTH, WIDTH),
@@ -185,78 +129,25 @@ def block_field(s, at, sums, tokens, d, m, causal, has_bo):
 @njit
 def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_outputs):
     """Add dx of the loaded heads and context to `sums`, the heads' derivatives to theirs."""
-    wide = 3 * m * WIDTH
-    q, k, v = at.projected, at.projected + m * WIDTH, at.projected + 2 * m * WIDTH
-    dq, dk, dv = at.dprojected, at.dprojected + m * WIDTH, at.dprojected + 2 * m * WIDTH
+    wide, like = 3 * m * WIDTH, constant(s, 0.0)
     project(s, at, tokens, d, m)
     token_product(
         s,
+        like,
         (tokens, m, d),
         (at.dz, m * WIDTH),
         (at.zero, ZERO, ZERO),
         (at.cotangent, d, ONE),
         (at.o, m * WIDTH, WIDTH),
     )
-    fill(s, at.dprojected, 3 * m * tokens, constant(s, 0.0))
+    fill(s, at.dprojected, 3 * m * tokens, like)
     dweight = load(s, at.dweight)
     for first in range(0, tokens, at.panel):
         rows = min(at.panel, tokens - first)
-        columns = softmax_rows(s, at, tokens, first, rows, causal, m)
-        attend(s, at, tokens, first, rows, columns, m)
-        dz = at.dz + first * m * WIDTH
-        for i in range(rows):
-            share = load(s, at.row + i * WIDTH)
-            for c in range(m):
-                cell = dz + (i * m + c) * WIDTH
-                store(s, cell, load(s, cell) * share)
-        row_product(
-            s,
-            (rows, columns, m),
-            (at.dlogits, tokens * WIDTH),
-            (at.zero, ZERO, ZERO),
-            (dz, m * WIDTH, WIDTH),
-            (v, WIDTH, wide),
-        )
-        for i in range(rows):
-            # The mean of these very numbers under the attention, not <dz, z>, which differs by
-            # rounding: where all attention is on one token, their difference is exactly zero, and
-            # keys and queries of any size multiply it.
-            mean = constant(s, 0.0)
-            for j in range(columns):
-                cell = (i * tokens + j) * WIDTH
-                mean = fma(load(s, at.dlogits + cell), load(s, at.e + cell), mean)
-            dweight = dweight + mean
-            mean = mean * load(s, at.row + i * WIDTH)
-            for j in range(columns):
-                cell = (i * tokens + j) * WIDTH
-                centred = load(s, at.dlogits + cell) - mean
-                store(s, at.dlogits + cell, centred * load(s, at.e + cell))
-        product(
-            s,
-            (rows, m, columns),
-            (dq + first * wide, wide),
-            (at.zero, ZERO, ZERO),
-            (at.dlogits, tokens * WIDTH, WIDTH),
-            (k, wide, WIDTH),
-        )
-        product(
-            s,
-            (columns, m, rows),
-            (dk, wide),
-            (dk, wide, WIDTH),
-            (at.dlogits, WIDTH, tokens * WIDTH),
-            (q + first * wide, wide, WIDTH),
-        )
-        product(
-            s,
-            (columns, m, rows),
-            (dv, wide),
-            (dv, wide, WIDTH),
-            (at.e, WIDTH, tokens * WIDTH),
-            (dz, m * WIDTH, WIDTH),
-        )
+        dweight = pull_rows(s, like, at, tokens, first, rows, causal, m, dweight)
     product(
         s,
+        like,
         (tokens, d, 3 * m),
         (sums, d * WIDTH),
         (sums, d * WIDTH, WIDTH),
@@ -266,6 +157,7 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
     if with_heads:
         token_product(
             s,
+            like,
             (d, 3 * m, tokens),
             (at.dqkv, wide),
             (at.dqkv, wide, WIDTH),
@@ -274,6 +166,7 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
         )
         token_product(
             s,
+            like,
             (d, m, tokens),
             (at.do, m * WIDTH),
             (at.do, m * WIDTH, WIDTH),

@@ -18,7 +18,7 @@ from ..model.branch import Branch
 from ..model.norm import KINDS, Norm
 from . import fused
 from .kernel import seed_field, seed_vjp
-from .kernels import kernel_of
+from .kernels import kernel_for
 
 
 class Family(NamedTuple):
@@ -60,14 +60,20 @@ class Sizes:
 
     def __init__(self, branch: Branch, contexts: int, tokens: int):
         families = branch.families.values()
-        self.kernels = [kernel_of(units.layout, units.dtype) for units in families]
+        self.kernels = [
+            kernel_for(units.layout, units.dtype, contexts, tokens, units.count)
+            for units in families
+        ]
         found = [
             fused.split(kernel, contexts, tokens, units.count)
             for kernel, units in zip(self.kernels, families, strict=True)
         ]
         self.groups = [split[:2] for split in found]
         self.operations = sum(split[2] for split in found)
-        self.scratch = max(kernel.scratch_size(contexts, tokens) for kernel in self.kernels)
+        self.scratch = max(
+            kernel.scratch_size(contexts, tokens, units.count)
+            for kernel, units in zip(self.kernels, families, strict=True)
+        )
 
 
 def families_of(

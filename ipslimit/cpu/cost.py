@@ -16,6 +16,14 @@ def blocks_of(heads: int) -> int:
     return -(-heads // LANES)
 
 
+def shared_lanes(heads: int, width: int) -> tuple[int, int]:
+    """(heads, contexts) that fill a vector together: no head is missing in any vector."""
+    share = 1
+    while share < width and heads % (2 * share) == 0:
+        share *= 2
+    return share, width // share
+
+
 def vector_operations(contexts: int, heads: int, tokens: int, d: int, m: int) -> int:
     """Vector operations of one seed's field, each on LANES heads."""
     a_token = 4 * m * d + tokens * (2 * m + 10)

@@ -8,7 +8,15 @@ import os
 
 import torch
 
-from .cost import LANES, blocks_of, perceptron_operations, perceptrons_together, vector_operations
+from .cost import (
+    LANES,
+    REGISTER_BYTES,
+    blocks_of,
+    perceptron_operations,
+    perceptrons_together,
+    shared_lanes,
+    vector_operations,
+)
 
 VARIABLE = "IPSLIMIT_KERNEL"
 
@@ -21,6 +29,8 @@ EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
 # Those of perceptrons, whose work is counted for as many as fill a register (see `perceptrons`).
 PERCEPTRON_CALLS = 1.2e5
 PERCEPTRON_EAGER_COST = {torch.float32: 1.6, torch.float64: 1.4}
+# Where a layer's tokens are as many, and of this size, few units are taken as one wide layer.
+WIDE_TOKENS, WIDE_SIZE = 256, 16
 
 _log = logging.getLogger("ipslimit")
 
@@ -48,17 +58,49 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused or auto, or
         to fused for tensors that are not on the CPU or where numba must not compile.
     """
+    if _may_go_wide(dtype, device) and wide_heads(B, H, N, d, dtype):
+        return "fused"
     operations, filled = vector_operations(B, H, N, d, m), H / (LANES * blocks_of(H))
     return _cheaper(operations, filled, CALLS, EAGER_COST, dtype, device)
 
 
 def choose_for_perceptrons(contexts: int, units: int, tokens: int, layout, dtype, device) -> str:
     """As `choose`, for perceptrons of a layout."""
+    sizes = contexts, units, tokens, layout, dtype
+    if _may_go_wide(dtype, device) and wide_perceptrons(*sizes):
+        return "fused"
     together = perceptrons_together(dtype.itemsize)
     registers = -(-units // together)
     operations = perceptron_operations(contexts, registers * LANES, tokens, layout)
     filled = units / (registers * together)
     return _cheaper(operations, filled, PERCEPTRON_CALLS, PERCEPTRON_EAGER_COST, dtype, device)
+
+
+def wide_heads(contexts: int, heads: int, tokens: int, d: int, dtype) -> bool:
+    """Whether the fused path takes heads as `cpu.wide_attention` does, by sizes alone.
+
+    It does where vectors that hold a few heads on several contexts are fuller than such of heads.
+    """
+    if contexts * tokens < WIDE_TOKENS or d < WIDE_SIZE:
+        return False
+    _, pack = shared_lanes(heads, REGISTER_BYTES // dtype.itemsize)
+    filled = contexts / (pack * -(-contexts // pack))
+    return filled > heads / (LANES * blocks_of(heads))
+
+
+def wide_perceptrons(contexts: int, units: int, tokens: int, layout, dtype) -> bool:
+    """Whether the fused path takes perceptrons as `cpu.wide_perceptrons` does, by sizes alone.
+
+    It does where vectors of units have empty lanes, or sums over units are most of the work.
+    """
+    if contexts * tokens < WIDE_TOKENS or layout.d < WIDE_SIZE:
+        return False
+    return units % perceptrons_together(dtype.itemsize) != 0 or 2 * layout.n < layout.d
+
+
+def _may_go_wide(dtype, device) -> bool:
+    on_cpu = torch.device(device).type == "cpu"
+    return wanted_path() == "auto" and on_cpu and dtype in EAGER_COST and _compiles()
 
 
 def _cheaper(operations: float, filled: float, calls: float, cost: dict, dtype, device) -> str:

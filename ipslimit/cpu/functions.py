@@ -14,16 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .lanes import (
-    LANES,
-    REGISTER_BYTES,
-    absolute,
-    element_address,
-    evaluate,
-    multiply_add,
-    splat_constant,
-    split_exp2,
-)
+from .lanes import LANES, REGISTER_BYTES, absolute, element_address, multiply_add, splat_constant
+from .powers import evaluate, split_exp2
 from .tiles import rolled_loop
 
 # exp(t^2) erfc(t) / 2 as a quotient of polynomials, highest power first, on 0 <= t <= _FAR, beyond

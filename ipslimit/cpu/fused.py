@@ -20,7 +20,7 @@ import torch
 from ..compilation import announced
 from ..model.layout import Layout
 from . import kernel as loops
-from .kernels import Kernel, kernel_of
+from .kernels import Kernel, kernel_for
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
 # 20 microseconds): enough for a large machine with one seed, not so small that calls show.
@@ -37,9 +37,10 @@ _compiled = set()
 
 def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     """Gamma(x) of shape (R, B, N, d); see `eager.field`."""
-    kernel = kernel_of(layout, x.dtype)
     rows, contexts, tokens, d = x.shape
-    groups, context_groups, operations = split(kernel, contexts, tokens, packed.shape[-1])
+    count = packed.shape[-1]
+    kernel = kernel_for(layout, x.dtype, contexts, tokens, count)
+    groups, context_groups, operations = split(kernel, contexts, tokens, count)
     out = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
     total = out.numpy()
     partial = total[:, None]
@@ -48,7 +49,7 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     called = (kernel.field, kernel.place)
     arguments = (called, _array(x), _array(packed), _array(weights), causal)
     outputs = (partial, context_groups)
-    size = kernel.scratch_size(contexts, tokens)
+    size = kernel.scratch_size(contexts, tokens, count)
     tasks = rows * groups * context_groups
     run_tasks(loops.field_tasks, arguments, outputs, tasks, rows * operations, x.dtype, size)
     if groups > 1:
@@ -58,9 +59,9 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
 
 def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_outputs=False):
     """(dx, dpacked, dweights) of sum(cotangent * field); see `eager.vjp`."""
-    kernel = kernel_of(layout, x.dtype)
     rows, contexts, tokens, d = x.shape
     count = packed.shape[-1]
+    kernel = kernel_for(layout, x.dtype, contexts, tokens, count)
     size = layout.size + (layout.inner if with_outputs else 0)
     groups, context_groups, operations = split(kernel, contexts, tokens, count)
     dx = torch.empty((rows, contexts, tokens, d), dtype=x.dtype)
@@ -78,7 +79,7 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_
     tensors = (x, packed, weights, cotangent)
     arguments = (called, *map(_array, tensors), causal, with_units)
     outputs = (*parts, context_groups)
-    size = kernel.scratch_size(contexts, tokens)
+    size = kernel.scratch_size(contexts, tokens, count)
     tasks = rows * groups * context_groups
     run_tasks(loops.vjp_tasks, arguments, outputs, tasks, 3 * rows * operations, x.dtype, size)
     for total, part in zip(totals, parts, strict=True):
@@ -94,8 +95,9 @@ def split(kernel: Kernel, contexts: int, tokens: int, count: int) -> tuple[int, 
     """
     work = kernel.operations(contexts, tokens, count)
     tasks = min(TASKS_PER_SEED, max(1, int(work / OPERATIONS_PER_TASK)))
-    groups = min(kernel.most_groups(count), tasks)
-    return groups, min(contexts, tasks // groups), work
+    most, most_contexts = kernel.most_groups(contexts, count)
+    groups = min(most, tasks)
+    return groups, min(most_contexts, tasks // groups), work
 
 
 def _array(tensor: torch.Tensor):

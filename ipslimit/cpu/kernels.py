@@ -24,29 +24,32 @@ from numba import types
 from ..compilation import CPU_SOURCES, announced, caller, compiled_callback
 from ..model.layout import Layout
 
-# The module of a family's kernel, by the family's full name. Imported where it is first used:
-# types and intrinsics of the vectors take a while.
+# The modules of a family's kernels, by the family's full name: for many units, and for few units
+# with many tokens (see `dispatch`). Imported where they are first used: types and
+# intrinsics of the vectors take a while.
 FAMILIES = {
-    "ipslimit.model.heads.Heads": "attention",
-    "ipslimit.model.perceptrons.Perceptrons": "perceptrons",
+    "ipslimit.model.heads.Heads": ("attention", "wide_attention"),
+    "ipslimit.model.perceptrons.Perceptrons": ("perceptrons", "wide_perceptrons"),
 }
 PLACE = 8  # numbers in which a kernel is told its layout
 
 
 class Kernel:
-    """The compiled kernel of a family, for one layout and dtype.
+    """A compiled kernel of a family, for one layout and dtype.
 
     Attributes
     ----------
+    wide : bool
+        Whether it is the one for few units with many tokens.
     place : tuple of PLACE int
         What the loops need to know of the layout.
     field, vjp : int
         Addresses of the two loops, which are compiled when they are first asked for.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype):
-        self.layout, self.dtype = layout, dtype
-        self._module = module_of(layout.family)
+    def __init__(self, layout: Layout, dtype: torch.dtype, wide: bool):
+        self.layout, self.dtype, self.wide = layout, dtype, wide
+        self._module = module_of(layout.family, wide)
         place = self._module.place_of(layout)
         self.place = (*place, *[0] * (PLACE - len(place)))
 
@@ -59,14 +62,17 @@ class Kernel:
         return _callback(self._module, "group_vjp", self.dtype).address
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  (kernels are kept as long as the process)
-    def scratch_size(self, contexts: int, tokens: int) -> int:
-        """Numbers of scratch that either loop works in, for one seed."""
-        sizes = (contexts, tokens, self.layout.d, self.layout, self.dtype.itemsize)
+    def scratch_size(self, contexts: int, tokens: int, count: int) -> int:
+        """Numbers of scratch that either loop works in, for one seed with so many units."""
+        sizes = (contexts, tokens, self.layout.d, self.layout, count, self.dtype.itemsize)
         return self._module.scratch_size(*sizes)
 
-    def most_groups(self, count: int) -> int:
-        """Into how many groups so many units can be cut with none computed beside empty lanes."""
-        return -(-count // self._module.units_together(self.dtype.itemsize))
+    def most_groups(self, contexts: int, count: int) -> tuple[int, int]:
+        """Into how many groups of units and of contexts work can be cut without empty lanes."""
+        itemsize = self.dtype.itemsize
+        if self.wide:  # all units are summed up at once
+            return 1, max(1, min(4, contexts // self._module.contexts_together(count, itemsize)))
+        return -(-count // self._module.units_together(itemsize)), contexts
 
     @functools.lru_cache(maxsize=256)  # noqa: B019
     def operations(self, contexts: int, tokens: int, count: int) -> float:
@@ -75,25 +81,33 @@ class Kernel:
         return float(self._module.vector_operations(*sizes))
 
 
-@functools.cache
-def kernel_of(layout: Layout, dtype: torch.dtype) -> Kernel:
-    """The kernel for units of this layout.
+@functools.lru_cache(maxsize=256)
+def kernel_for(
+    layout: Layout, dtype: torch.dtype, contexts: int, tokens: int, count: int
+) -> Kernel:
+    """The kernel for units of this layout, and for these sizes.
 
     Raises
     ------
     KeyError
         If their family has none.
     """
-    return Kernel(layout, dtype)
+    suits = module_of(layout.family, wide=True).suits
+    return _kernel_of(layout, dtype, suits(contexts, tokens, layout.d, layout, count, dtype))
 
 
-def module_of(family: type) -> ModuleType:
-    """The module with the kernel of a family, or of the one that it is derived from."""
+@functools.cache
+def _kernel_of(layout: Layout, dtype: torch.dtype, wide: bool) -> Kernel:
+    return Kernel(layout, dtype, wide)
+
+
+def module_of(family: type, wide: bool = False) -> ModuleType:
+    """The module with a kernel of a family, or of the one that it is derived from."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in family.__mro__]
-    (name, *_) = [FAMILIES[name] for name in names if name in FAMILIES] or [None]
-    if name is None:
+    (found, *_) = [FAMILIES[name] for name in names if name in FAMILIES] or [None]
+    if found is None:
         raise KeyError(f"{family.__name__} has no compiled kernel")
-    return importlib.import_module(f"{__package__}.{name}")
+    return importlib.import_module(f"{__package__}.{found[wide]}")
 
 
 @functools.cache

@@ -30,18 +30,18 @@ _INDEX = ir.IntType(32)
 
 
 class Lanes(types.Type):
-    """The numba type of LANES numbers of one floating-point type."""
+    """The numba type of so many numbers of one floating-point type: LANES, or a register's."""
 
-    def __init__(self, dtype):
-        self.dtype = dtype
-        super().__init__(name=f"Lanes({dtype})")
+    def __init__(self, dtype, count=LANES):
+        self.dtype, self.count = dtype, count
+        super().__init__(name=f"Lanes({dtype}, {count})")
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):
         element = dmm.lookup(fe_type.dtype).get_value_type()
-        super().__init__(dmm, fe_type, ir.VectorType(element, LANES))
+        super().__init__(dmm, fe_type, ir.VectorType(element, fe_type.count))
 
 
 def element_address(context, builder, array_type, array, offset):
@@ -65,8 +65,8 @@ def splat_constant(vector, value):
     return ir.Constant(vector, [value] * vector.count)
 
 
-def _load(context, builder, array_type, array, offset):
-    vector = _vector_type(context, array_type.dtype)
+def _load(context, builder, array_type, array, offset, count=LANES):
+    vector = ir.VectorType(context.get_value_type(array_type.dtype), count)
     pointer = element_address(context, builder, array_type, array, offset)
     pointer = builder.bitcast(pointer, vector.as_pointer())
     return builder.load(pointer, align=array_type.dtype.bitwidth // 8)
@@ -109,8 +109,36 @@ def load(typingctx, array, offset):
 
 
 @intrinsic
+def load_like(typingctx, array, offset, like):
+    """The elements from `offset` on, as many as the vector `like` has."""
+
+    def codegen(context, builder, signature, args):
+        return _load(context, builder, signature.args[0], *args[:2], like.count)
+
+    return like(array, types.intp, like), codegen
+
+
+@intrinsic
+def width_of(typingctx, like):
+    """How many numbers a vector has."""
+    return types.intp(like), lambda *_: ir.IntType(64)(like.count)
+
+
+@intrinsic
+def copy_four(typingctx, array, into, offset):
+    """Copy the four elements from `offset` on to those from `into` on."""
+
+    def codegen(context, builder, signature, args):
+        kind, (array, into, offset) = signature.args[0], args
+        _store(context, builder, kind, array, into, _load(context, builder, kind, array, offset, 4))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp), codegen
+
+
+@intrinsic
 def store(typingctx, array, offset, value):
-    """Write a value to the LANES elements from `offset` on."""
+    """Write a value to the elements from `offset` on."""
 
     def codegen(context, builder, signature, args):
         _store(context, builder, signature.args[0], *args)
@@ -218,6 +246,28 @@ def constant(typingctx, array, value):
 
 
 @intrinsic
+def zeros_of_register(typingctx, array):
+    """Zeros, as many of an array's numbers as fill a register: see `register_width`."""
+    kind = Lanes(array.dtype, REGISTER_BYTES * 8 // array.dtype.bitwidth)
+
+    def codegen(context, builder, signature, args):
+        return splat_constant(context.get_value_type(kind), 0.0)
+
+    return kind(array), codegen
+
+
+@intrinsic
+def constant_like(typingctx, like, value):
+    """A number in all lanes of a vector as `like`."""
+
+    def codegen(context, builder, signature, args):
+        number = context.cast(builder, args[1], types.float64, like.dtype)
+        return splat(builder, number, like.count)
+
+    return like(like, types.float64), codegen
+
+
+@intrinsic
 def fma(typingctx, a, b, c):
     """a b + c, rounded once where the machine can."""
     return a(a, a, a), lambda context, builder, signature, args: multiply_add(builder, *args)
@@ -322,75 +372,3 @@ for _function, _instruction in (
     (operator.truediv, "fdiv"),
 ):
     _define_operator(_function, _instruction)
-
-
-# Per type: the number whose addition rounds to whole numbers and adds the exponent's bias; the
-# exponent whose field is 0; the bits of the mantissa; the polynomial for 2^r on |r| <= 1/2, highest
-# power first: (2^r - 1)/r interpolated at Chebyshev points, relative error 5e-9 and 8e-18.
-_EXP2 = {
-    types.float32: (
-        1.5 * 2.0**23 + 127.0,
-        -127.0,
-        23,
-        (0.00015453163, 0.0013390863, 0.009618083, 0.05550357, 0.2402265, 0.6931472, 1.0),
-    ),
-    types.float64: (
-        1.5 * 2.0**52 + 1023.0,
-        -1023.0,
-        52,
-        (
-            4.4549605981865186e-10,
-            7.072585949269223e-09,
-            1.0178062445845774e-07,
-            1.321544258792169e-06,
-            1.525273382983612e-05,
-            0.0001540353044173605,
-            0.0013333558146416936,
-            0.009618129107606888,
-            0.0555041086648216,
-            0.24022650695910097,
-            0.6931471805599453,
-            1.0,
-        ),
-    ),
-}
-
-
-def split_exp2(builder, dtype, value):
-    """(q, r, 2^n): 2^t = 2^n (1 + r q) for t <= 0; 2^n is 0 below the smallest exponent.
-
-    t = n + r with n whole and |r| <= 1/2. Adding `magic` rounds t to n and leaves n plus the
-    exponent's bias in the low bits of the sum, which shifted are the float 2^n itself. The sum
-    and difference must not be simplified away, so no fast-math flag may ever be set here.
-    """
-    vector = value.type
-    magic, lowest, shift, coefficients = _EXP2[dtype]
-    floor = splat_constant(vector, lowest)
-    # at `lowest` the exponent's field is 0, hence 2^n = 0; the order keeps NaN
-    t = builder.select(builder.fcmp_ordered(">", floor, value), floor, value)
-    shifted = builder.fadd(t, splat_constant(vector, magic))
-    rest = builder.fsub(t, builder.fsub(shifted, splat_constant(vector, magic)))
-    power = evaluate(builder, coefficients[:-1], rest)
-    integer = ir.VectorType(ir.IntType(dtype.bitwidth), vector.count)
-    bits = builder.shl(builder.bitcast(shifted, integer), splat_constant(integer, shift))
-    return power, rest, builder.bitcast(bits, vector)
-
-
-def evaluate(builder, coefficients, value):
-    """A polynomial, by its coefficients from the highest power on."""
-    total = splat_constant(value.type, coefficients[0])
-    for coefficient in coefficients[1:]:
-        total = multiply_add(builder, total, value, splat_constant(value.type, coefficient))
-    return total
-
-
-@intrinsic
-def exp2(typingctx, value):
-    """2^t for t <= 0: within 2 ulp; 0 for t below the smallest exponent; NaN for NaN."""
-
-    def codegen(context, builder, signature, args):
-        power, rest, scale = split_exp2(builder, signature.args[0].dtype, args[0])
-        one = splat_constant(args[0].type, 1.0)
-        return builder.fmul(multiply_add(builder, power, rest, one), scale)
-
-    return value(value), codegen

@@ -18,8 +18,17 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .lanes import ONE, REGISTER_BYTES, ZERO, element_address, multiply_add, register_width, splat
-from .tiles import rolled_loop, wide_product, wide_token_product
+from .lanes import (
+    ONE,
+    REGISTER_BYTES,
+    ZERO,
+    element_address,
+    multiply_add,
+    register_width,
+    splat,
+    zeros_of_register,
+)
+from .tiles import product, rolled_loop, token_product
 
 # Columns of a tile; and by the length of the sums that are written out, its rows.
 _COLUMNS = 4
@@ -146,8 +155,9 @@ def project(s, out, right, bias, step, left, rows, inner, columns):
         _project8(s, rows, columns, out, bias, step, left, right)
     else:
         for j in range(0, columns, _COLUMNS):
-            wide_token_product(
+            token_product(
                 s,
+                zeros_of_register(s),
                 (rows, min(_COLUMNS, columns - j), inner),
                 (out + j * width, columns * width),
                 (bias + j * step, ZERO, step),
@@ -167,8 +177,9 @@ def apply(s, out, left, right, rows, columns, inner):
     else:
         for j in range(0, columns, _COLUMNS):
             at = out + j * width
-            wide_product(
+            product(
                 s,
+                zeros_of_register(s),
                 (rows, min(_COLUMNS, columns - j), inner),
                 (at, columns * width),
                 (at, columns * width, width),
@@ -183,8 +194,9 @@ def add_outer(s, out, left, right, rows, columns, tokens):
     width = register_width(s)
     for j in range(0, columns, _COLUMNS):
         at = out + j * width
-        wide_token_product(
+        token_product(
             s,
+            zeros_of_register(s),
             (rows, min(_COLUMNS, columns - j), tokens),
             (at, columns * width),
             (at, columns * width, width),

@@ -3,9 +3,8 @@
 Vectors here fill a register, which takes one block of units in double precision and two in single:
 `width` is the number of units. Tokens are moved one by one, so those of all contexts stand in one
 row, which is cut into chunks whose sums over units stay in cache, and these into panels whose
-neurons do. A unit's input matrix
-is what the activation acts on, W_gate where there is one and W_in else; a gated unit has W_in as
-its factor beside that.
+neurons do. A unit's input matrix is what the activation acts on, W_gate where there is one and W_in
+else; a gated unit has W_in as its factor beside that.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from .lanes import (
     sum_registers,
 )
 from .panels import add_outer, apply, project
+from .wide import multiply_rows
 
 # Scratch that one chunk's sums over units may take, and the neurons of one panel of tokens.
 SUMS_BYTES = 2**19
@@ -60,7 +60,7 @@ def place_of(layout: Layout) -> tuple[int, ...]:
     return tuple(Place(*place))
 
 
-def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, itemsize: int) -> int:
+def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, count, itemsize: int) -> int:
     """Numbers of scratch for one seed's contexts."""
     return _lay_out.py_func(contexts * tokens, d, layout.n, REGISTER_BYTES // itemsize).size
 
@@ -148,7 +148,7 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
     """
     rows, d = x.shape[1], x.shape[2]
     p, width = Place(*place), register_width(s)
-    at = _lay_out(x.shape[0] * rows, d, p.n, width)
+    at, shape = _lay_out(x.shape[0] * rows, d, p.n, width), (d, p.n, d * width, False)
     last, end = contexts[1] * rows, min(blocks[1] * WIDTH, packed.shape[1])
     for chunk in range(contexts[0] * rows, last, at.chunk):
         tokens = min(last - chunk, at.chunk)
@@ -157,7 +157,7 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
         for unit in range(blocks[0] * WIDTH, end, width):
             load_units(s, at, p, packed, weights, unit, end, d, False)
             for first in range(0, tokens, at.panel):
-                panel_field(s, at, p, first, min(at.panel, tokens - first), d)
+                panel_field(s, at, p, first, min(at.panel, tokens - first), shape)
         sum_units(s, at.sums, tokens * d, out, chunk * d, add)
 
 
@@ -183,7 +183,7 @@ def group_vjp(
     """
     rows, d = x.shape[1], x.shape[2]
     p, width = Place(*place), register_width(s)
-    at = _lay_out(x.shape[0] * rows, d, p.n, width)
+    at, shape = _lay_out(x.shape[0] * rows, d, p.n, width), (d, p.n, d * width, False)
     start, last = contexts[0] * rows, contexts[1] * rows
     end, size = min(blocks[1] * WIDTH, packed.shape[1]), packed.shape[0]
     with_hidden = dpacked.shape[0] > size
@@ -204,7 +204,7 @@ def group_vjp(
                 clear(s, at.dw_in, at.dbo - at.dw_in)
             for first in range(0, tokens, at.panel):
                 count = min(at.panel, tokens - first)
-                panel_vjp(s, at, p, first, count, d, with_units, with_hidden)
+                panel_vjp(s, at, p, first, count, shape, with_units, with_hidden)
             if with_units:
                 again = chunk > start
                 store_derivatives(s, at, p, dpacked, dweights, size, unit, end, d, again)
@@ -283,30 +283,34 @@ def multiply(s, out, other, count):
 
 
 @njit
-def panel_field(s, at, p, first, tokens, d):
-    """Add the weighted outputs of the loaded units on some tokens to their sums."""
+def panel_field(s, at, p, first, tokens, shape):
+    """Add the weighted outputs of the loaded units on some tokens to their sums.
+
+    shape : (d, n, row, wide), n vectors of neurons and `row` numbers of sums a token
+    """
     width = register_width(s)
-    n, count = p.n, tokens * p.n * width
-    x, sums = at.x + first * d, at.sums + first * d * width
+    d, n, row, _ = shape
+    count = tokens * n * width
+    x, sums = at.x + first * d, at.sums + first * row
     project(s, at.z, at.w_in, at.b_in, width, x, tokens, d, n)
     activate(s, p.activation, at.z, at.slope, count // WIDTH)
     if p.factor >= 0:
         project(s, at.y, at.factor, at.b_factor, width, x, tokens, d, n)
         multiply(s, at.z, at.y, count)
-    apply(s, sums, at.z, at.out, tokens, d, n)
+    sum_up(s, sums, at.z, at.out, tokens, shape)
     if p.b_out >= 0:
-        row = d * width
         for i in range(sums, sums + tokens * row, row):
             for a in range(0, row, WIDTH):
                 store(s, i + a, load(s, i + a) + load(s, at.b_out + a))
 
 
 @njit
-def panel_vjp(s, at, p, first, tokens, d, with_units, with_hidden):
+def panel_vjp(s, at, p, first, tokens, shape, with_units, with_hidden):
     """Add dx of the loaded units on some tokens to the sums, the units' derivatives to theirs."""
     width = register_width(s)
-    n, count = p.n, tokens * p.n * width
-    x, cotangent, sums = at.x + first * d, at.cotangent + first * d, at.sums + first * d * width
+    d, n, row, _ = shape
+    count = tokens * n * width
+    x, cotangent, sums = at.x + first * d, at.cotangent + first * d, at.sums + first * row
     project(s, at.z, at.w_in, at.b_in, width, x, tokens, d, n)
     activate_with_slope(s, p.activation, at.z, at.slope, count // WIDTH)
     project(s, at.dhidden, at.out, at.zero, ZERO, cotangent, tokens, d, n)
@@ -318,9 +322,9 @@ def panel_vjp(s, at, p, first, tokens, d, with_units, with_hidden):
             store(s, at.y + i, value * dhidden)  # from here on the cotangent of the factor
             store(s, at.slope + i, load(s, at.slope + i) * y)
     multiply(s, at.dhidden, at.slope, count)
-    apply(s, sums, at.dhidden, at.back, tokens, d, n)
+    sum_up(s, sums, at.dhidden, at.back, tokens, shape)
     if p.factor >= 0:
-        apply(s, sums, at.y, at.factor_back, tokens, d, n)
+        sum_up(s, sums, at.y, at.factor_back, tokens, shape)
     if with_units:
         add_outer(s, at.dw_in, x, at.dhidden, d, n, tokens)
         add_outer(s, at.dw_out, cotangent, at.z, d, n, tokens)
@@ -332,6 +336,17 @@ def panel_vjp(s, at, p, first, tokens, d, with_units, with_hidden):
             add_outer(s, at.dfactor, x, at.y, d, n, tokens)
             if p.b_factor >= 0:
                 add_columns(s, at.db_factor, at.y, tokens, n)
+
+
+@njit
+def sum_up(s, sums, neurons, out, tokens, shape):
+    """Add the products of neurons with their outer matrix: in every lane, or over all neurons."""
+    d, n, row, wide = shape
+    inner, start = n * register_width(s), (sums, row, register_width(s))
+    if wide:
+        multiply_rows(s, tokens, inner, sums, row, start, neurons, inner, out)
+    else:
+        apply(s, sums, neurons, out, tokens, d, n)
 
 
 @njit

@@ -65,6 +65,90 @@ def forward_rows(s, families, norm, causal, scale, stages, x, first, last):
             combine(out, x[i, row], scale, out)
 
 
+@compiled_entry()
+def forward_parts(s, families, norm, causal, scale, stages, x, parts, first, last):
+    """As `forward_rows`, for tasks first .. last - 1 of (R, parts of the contexts)."""
+    seeds, contexts = x.shape[1], x.shape[2]
+    room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
+    for task in range(first, last):
+        row, which_part = divmod(task, parts)
+        start, end = part(which_part, parts, contexts)
+        some = room[0][start:end], room[1][start:end]
+        for i in range(len(x) - 1):
+            layer, stage = divmod(i, stages)
+            which, at = part(stage, stages, len(families)), layer * seeds + row
+            given, out = x[i, row, start:end], x[i + 1, row, start:end]
+            branch_field(s, families, which, norm, at, causal, given, out, some)
+            combine(out, given, scale, out)
+
+
+@compiled_entry()
+def backward_parts(
+    s, families, norm, causal, scale, stages, x, training, finite, found, p, first, last
+):
+    """Fill p as `backward_rows` does, for tasks first .. last - 1 of (R, parts of the contexts).
+
+    Every part keeps its sums, found (layers, R, parts, numbers of all families), for
+    `train_layers`, and tells in finite (layers, R, parts) where its costates are so.
+    """
+    seeds, contexts, slots, parts = x.shape[1], x.shape[2], p.shape[0], finite.shape[2]
+    room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
+    units = 0
+    for family in families:
+        units = max(units, family.packed.shape[2])
+    dweights = np.empty(units, x.dtype)
+    for task in range(first, last):
+        row, which_part = divmod(task, parts)
+        start, end = part(which_part, parts, contexts)
+        some = room[0][start:end], room[1][start:end]
+        for layer in range((len(x) - 1) // stages - 1, -1, -1):
+            at, sums = layer * seeds + row, found[layer, row, which_part]
+            finite[layer, row, which_part] = True
+            for stage in range(stages - 1, -1, -1):
+                i, which = layer * stages + stage, part(stage, stages, len(families))
+                given = x[i, row, start:end]
+                cotangent, out = p[(i + 1) % slots, row, start:end], p[i % slots, row, start:end]
+                branch_vjp(
+                    s,
+                    families,
+                    which,
+                    norm,
+                    at,
+                    causal,
+                    given,
+                    cotangent,
+                    out,
+                    sums,
+                    dweights,
+                    training,
+                    some,
+                )
+                if training and not is_finite(cotangent):
+                    finite[layer, row, which_part] = False
+                combine(out, cotangent, scale, out)
+
+
+@compiled_entry(*SOURCES)
+def train_layers(s, families, norm, stages, x, trained, alive, found, first, last):
+    """Update layers first .. last - 1 of (layers, R) that are alive, by the parts' sums."""
+    seeds = x.shape[1]
+    room, most = np.empty_like(x[0, 0]), 0
+    for family in families:
+        rows = x.shape[4] + family.rows - family.packed.shape[1]
+        most = max(most, rows * family.packed.shape[2])
+    means = np.empty(most, x.dtype)
+    for at in range(first, last):
+        layer, row = divmod(at, seeds)
+        if alive[layer, row]:
+            sums = found[layer, row, 0]
+            for which_part in range(1, found.shape[2]):
+                for i in range(len(sums)):
+                    sums[i] += found[layer, row, which_part, i]
+            for f in range(len(families)):
+                tokens = x[layer * stages + f * stages // len(families), row]
+                train(families[f], trained[f], norm, layer, at, tokens, sums, means, room)
+
+
 @compiled_entry(*SOURCES)
 def backward_rows(
     s, families, norm, causal, scale, stages, x, training, trained, alive, p, first, last

@@ -1,11 +1,12 @@
-"""Matrix products for WIDTH heads at once, computed in register tiles.
+"""Matrix products of vectors, in every lane at once, computed in register tiles.
 
     out[i, j] = start[i, j] + sum_k left[i, k] right[k, j]        in every lane, k upwards
 
-All operands lie in the scratch array, given by tuples of an offset and strides in elements:
+How many numbers a vector has, a vector `like` them tells. All operands lie in the scratch array,
+given by tuples of an offset and strides in elements:
 
     shape   (rows, columns, inner), inner >= 1
-    out     (offset, row stride); its columns are neighbours (WIDTH apart)
+    out     (offset, row stride); its columns are neighbours (a vector apart)
     start   (offset, row stride, column stride); may be out itself, stride 0 repeats
     left    (offset, row stride, inner stride)
     right   (offset, inner stride, column stride)
@@ -20,15 +21,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .lanes import (
-    LANES,
-    REGISTER_BYTES,
-    WIDTH,
-    element_address,
-    multiply_add,
-    register_width,
-    splat,
-)
+from .lanes import element_address, multiply_add, splat, width_of
 
 
 @contextlib.contextmanager
@@ -144,18 +137,17 @@ def _define_tile(module, element, rows, columns, scalar_left, contiguous, lanes)
     return function
 
 
-def _tile(rows, columns, scalar_left, contiguous, wide):
+def _tile(rows, columns, scalar_left, contiguous):
     """The numba face of a register tile."""
 
     @intrinsic
-    def tile(typingctx, s, inner, out, start, left, right):
+    def tile(typingctx, s, like, inner, out, start, left, right):
         def codegen(context, builder, signature, args):
-            array, inner, *operands = args
+            array, _, inner, *operands = args
             kind = signature.args[0]
             element = context.get_value_type(kind.dtype)
-            lanes = REGISTER_BYTES * 8 // kind.dtype.bitwidth if wide else LANES
             function = _define_tile(
-                builder.module, element, rows, columns, scalar_left, contiguous, lanes
+                builder.module, element, rows, columns, scalar_left, contiguous, like.count
             )
 
             def unpack(operand):
@@ -169,28 +161,20 @@ def _tile(rows, columns, scalar_left, contiguous, wide):
             builder.call(function, [inner, *out, *start, *left, *right])
             return context.get_dummy_value()
 
-        return types.void(s, inner, out, start, left, right), codegen
+        return types.void(s, like, inner, out, start, left, right), codegen
 
     return tile
 
 
-@njit(inline="always")
-def _block_width(s):
-    return WIDTH
-
-
-def _product(scalar_left, contiguous, wide=False):
+def _product(scalar_left, contiguous):
     """The compiled product over tiles of 4, 2 and 1 rows and columns."""
     t44, t42, t41, t24, t22, t21, t14, t12, t11 = (
-        _tile(rows, columns, scalar_left, contiguous, wide)
-        for rows in (4, 2, 1)
-        for columns in (4, 2, 1)
+        _tile(rows, columns, scalar_left, contiguous) for rows in (4, 2, 1) for columns in (4, 2, 1)
     )
-    width_of = register_width if wide else _block_width
 
-    def multiply(s, shape, out, start, left, right):
+    def multiply(s, like, shape, out, start, left, right):
         rows, columns, inner = shape
-        width = width_of(s)
+        width = width_of(like)
         i = 0
         while i < rows:
             tall = 4 if rows - i >= 4 else 2 if rows - i >= 2 else 1
@@ -202,27 +186,27 @@ def _product(scalar_left, contiguous, wide=False):
                 y = (right[0] + j * right[2], right[1], right[2])
                 if columns - j >= 4:
                     if tall == 4:
-                        t44(s, inner, o, a, x, y)
+                        t44(s, like, inner, o, a, x, y)
                     elif tall == 2:
-                        t24(s, inner, o, a, x, y)
+                        t24(s, like, inner, o, a, x, y)
                     else:
-                        t14(s, inner, o, a, x, y)
+                        t14(s, like, inner, o, a, x, y)
                     j += 4
                 elif columns - j >= 2:
                     if tall == 4:
-                        t42(s, inner, o, a, x, y)
+                        t42(s, like, inner, o, a, x, y)
                     elif tall == 2:
-                        t22(s, inner, o, a, x, y)
+                        t22(s, like, inner, o, a, x, y)
                     else:
-                        t12(s, inner, o, a, x, y)
+                        t12(s, like, inner, o, a, x, y)
                     j += 2
                 else:
                     if tall == 4:
-                        t41(s, inner, o, a, x, y)
+                        t41(s, like, inner, o, a, x, y)
                     elif tall == 2:
-                        t21(s, inner, o, a, x, y)
+                        t21(s, like, inner, o, a, x, y)
                     else:
-                        t11(s, inner, o, a, x, y)
+                        t11(s, like, inner, o, a, x, y)
                     j += 1
             i += tall
 
@@ -230,7 +214,6 @@ def _product(scalar_left, contiguous, wide=False):
     # counts within a process: without names of their own, entries that were compiled in different
     # processes would call each other's products.
     name = f"multiply_{'scalar' if scalar_left else 'vector'}_{contiguous}"
-    name += "_wide" if wide else ""
     multiply.__name__ = multiply.__qualname__ = name
     return njit(multiply)
 
@@ -238,6 +221,3 @@ def _product(scalar_left, contiguous, wide=False):
 product = _product(False, "column")  # right's columns are neighbours
 row_product = _product(False, "inner")  # left's and right's rows are: products of rows with rows
 token_product = _product(True, "column")  # left holds plain numbers, the same for all lanes
-# The same with as many numbers a vector as fill a register, see `lanes.register_width`.
-wide_product = _product(False, "column", wide=True)
-wide_token_product = _product(True, "column", wide=True)
