@@ -173,11 +173,11 @@ def chains(pairs: Sequence[tuple[Sequence[Hashable], Sequence[Hashable]]]) -> tu
         order = [name for name in matrices if name in together]
         places = {name: (place,) for place, name in enumerate(order)}
         members = list(places.items())
-        for pair in pairs:
+        for number, pair in enumerate(pairs):
             ends = [side[0] for side in pair]
             if ends[0] not in together:
                 continue
-            rest = [other for other in pairs if other is not pair]
+            rest = [*pairs[:number], *pairs[number + 1 :]]
             for (_, *others), end in zip(pair, ends, strict=True):
                 side = _reached(end, rest)
                 if set(ends) <= side:
