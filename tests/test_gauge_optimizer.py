@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from builders import F64, assert_to_rounding, random_heads
+from builders import F64, assert_to_rounding, normal, random_heads
 from test_rule_gauge import deep
 from test_rules import gradients
 from test_saggs import TARGET, X, adamw, block, same, same_state, train
@@ -119,6 +119,36 @@ def test_so_do_the_layers_of_a_deep_relu_network_which_are_one_chain():
         model = rescaled(network(), *factors)
         runs[factors] = train(model, gauge(model), 20)
     assert len(gauge(network())._plan.names) == 1
+    assert runs[4.0, 0.5] == runs[1.0,]
+    difference = zip(runs[3.7, 100.0], runs[1.0,], strict=True)
+    assert max(abs(a - b) for a, b in difference) < 1e-14
+
+
+@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize("per", ["matrix", "head"])
+def test_so_do_packed_projections_small_and_large(width, per):
+    """Whose rows are scaled entry by entry, or taken by themselves."""
+
+    def layer():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            options = {"activation": "relu", "dropout": 0.0, "batch_first": True, "dtype": F64}
+            return nn.TransformerEncoderLayer(width, 4, 2 * width, **options)
+
+    x, wanted = normal(2, 3, width, seed=1), normal(2, 3, width, seed=2)
+    runs = {}
+    for factors in ((1.0,), (4.0, 0.5), (3.7, 100.0)):
+        model, losses = rescaled(layer(), *factors, per=per), []
+        optimizer = gauge(model, per)
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = (model(x) - wanted).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        runs[factors] = losses
+    pieces = optimizer._plan.places[model.self_attn.in_proj_weight]
+    assert len(pieces) == (3 if width > 16 and per == "matrix" else 1)
     assert runs[4.0, 0.5] == runs[1.0,]
     difference = zip(runs[3.7, 100.0], runs[1.0,], strict=True)
     assert max(abs(a - b) for a, b in difference) < 1e-14

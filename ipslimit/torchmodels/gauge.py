@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -139,11 +140,9 @@ class GaugeAdamW(Optimizer):
             for p in params:
                 self._begin(p)
             self._adamw(group, [p for p in params if p not in scales])
-            gauged = [p for p in params if p in scales]
-            whole = [p for p in gauged if isinstance(scales[p], float)]
-            by_block = [[p] for p in gauged if not isinstance(scales[p], float)]
-            for together in (*_in_turn(whole, group["foreach"]), *by_block):
-                self._gauge_adamw(group, together, [scales[p] for p in together])
+            pieces = [piece for p in params if p in scales for piece in self._pieces(p, scales[p])]
+            for together in _in_turn(pieces, group["foreach"]):
+                _gauge_adamw(group, together)
         return loss
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -158,15 +157,15 @@ class GaugeAdamW(Optimizer):
                 group.pop(name, None)
         super().load_state_dict({**state_dict, "param_groups": groups} if groups else state_dict)
         if foreign:
-            for p, scale in self._scales().items():
+            for p, scales in self._scales().items():
                 state = self.state.get(p, {})
                 for name, power in (("exp_avg", 1), ("exp_avg_sq", 2)):
-                    if name in state:
-                        state[name].mul_(scale**power)
+                    for rows, scale in scales if name in state else ():
+                        state[name][rows].mul_(scale**power)
 
     @torch.no_grad()
-    def _scales(self, count: bool = False) -> dict[torch.Tensor, float | torch.Tensor]:
-        """The factor of every parameter in a pair: one number, or a tensor that broadcasts to it.
+    def _scales(self, count: bool = False) -> dict[torch.Tensor, list[tuple]]:
+        """(rows, factor) of every parameter in a pair: a number, or a tensor that broadcasts.
 
         count : whether chains that are left alone are counted
         """
@@ -177,11 +176,22 @@ class GaugeAdamW(Optimizer):
                 self.skipped[name] = self.skipped.get(name, 0) + 1
         table = torch.tensor(factors, dtype=torch.float64)
         return {
-            p: factors[where]
-            if isinstance(where, int)
-            else table[where].to(device=p.device, dtype=p.dtype)
-            for p, where in self._plan.places.items()
+            p: [
+                (rows, factors[where] if isinstance(where, int) else table[where].to(p))
+                for rows, where in places
+            ]
+            for p, places in self._plan.places.items()
         }
+
+    def _pieces(self, p: torch.Tensor, scales: list[tuple]) -> list[_Piece]:
+        """What of a parameter has one factor, with the count of this step."""
+        state = self.state[p]
+        state["step"] += 1
+        tensors = p, p.grad, state["exp_avg"], state["exp_avg_sq"]
+        k = float(state["step"])
+        if len(scales) == 1:
+            return [_Piece(*tensors, scales[0][1], k)]
+        return [_Piece(*(t[rows] for t in tensors), scale, k) for rows, scale in scales]
 
     def _begin(self, p: torch.Tensor) -> None:
         state = self.state[p]
@@ -214,32 +224,6 @@ class GaugeAdamW(Optimizer):
                 maximize=group["maximize"],
             )
 
-    def _gauge_adamw(self, group: dict, params: list, scales: list) -> None:
-        """The step with factors, on parameters of a group: each a number, or of one a tensor."""
-        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        m, v = (self._states(params, name) for name in ("exp_avg", "exp_avg_sq"))
-        steps = self._states(params, "step")
-        torch._foreach_add_(steps, 1)
-        first, second = ([1 - beta ** float(k) for k in steps] for beta in (beta1, beta2))
-        sign = -1.0 if group["maximize"] else 1.0
-        gradients = torch._foreach_mul([p.grad for p in params], [sign * s for s in scales])
-        torch._foreach_lerp_(m, gradients, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, gradients, gradients, 1 - beta2)
-        # the corrections of both moments, as numbers: a pass over all entries less
-        roots = torch._foreach_sqrt(v)
-        floors = zip(roots, second, strict=True)
-        floors = [group["eps"] * b**0.5 or torch.finfo(r.dtype).tiny for r, b in floors]
-        torch._foreach_add_(roots, floors)
-        if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-        sizes = [-lr * b2**0.5 / b1 for b1, b2 in zip(first, second, strict=True)]
-        if isinstance(scales[0], torch.Tensor):
-            m = [m[0] * scales[0]]
-        else:
-            sizes = [size * s for size, s in zip(sizes, scales, strict=True)]
-        torch._foreach_addcdiv_(params, m, roots, sizes)
-
     def __getstate__(self) -> dict:
         own = {name: self.__dict__[name] for name in ("pairs", "skipped")}
         return super().__getstate__() | own
@@ -250,14 +234,56 @@ class GaugeAdamW(Optimizer):
             self._plan = Plan.of(self.pairs)
 
 
-def _in_turn(params: list, foreach: bool | None) -> list[list]:
-    """The parameters taken at once; on a processor one by one, while each is in the cache."""
-    if not (all(p.is_cuda for p in params) if foreach is None else foreach):
-        return [[p] for p in params]
-    alike: dict[tuple, list] = {}
-    for p in params:
-        alike.setdefault((p.device, p.dtype), []).append(p)
-    return list(alike.values())
+class _Piece(NamedTuple):
+    """A parameter, or rows of it, with its gradient, averages, factor and count of steps."""
+
+    p: torch.Tensor
+    g: torch.Tensor
+    m: torch.Tensor
+    v: torch.Tensor
+    scale: float | torch.Tensor
+    step: float
+
+
+def _in_turn(pieces: list[_Piece], foreach: bool | None) -> list[list[_Piece]]:
+    """The pieces taken at once; on a processor one by one, while each is in the cache."""
+    together: dict[object, list[_Piece]] = {}
+    for number, piece in enumerate(pieces):
+        alone = isinstance(piece.scale, torch.Tensor)
+        alone = alone or not (piece.p.is_cuda if foreach is None else foreach)
+        kind = number if alone else (piece.p.device, piece.p.dtype)
+        together.setdefault(kind, []).append(piece)
+    return list(together.values())
+
+
+def _gauge_adamw(group: dict, pieces: list[_Piece]) -> None:
+    """The step with factors: numbers of several pieces, or of one piece a number or a tensor."""
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    sign = -1.0 if group["maximize"] else 1.0
+    p, g, m, v, scales, steps = map(list, zip(*pieces, strict=True))
+    if len(pieces) == 1 and isinstance(scales[0], float):  # the factor goes along in other passes
+        m[0].mul_(beta1).add_(g[0], alpha=(1 - beta1) * sign * scales[0])
+        v[0].mul_(beta2).addcmul_(g[0], g[0], value=(1 - beta2) * scales[0] ** 2)
+    else:
+        g = torch._foreach_mul(g, [sign * s for s in scales])
+        torch._foreach_lerp_(m, g, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, g, g, 1 - beta2)
+    del g  # in the memory of which the roots may be
+    # the corrections of both averages go into numbers, which is a pass less than torch's
+    first, second = ([1 - beta**k for k in steps] for beta in (beta1, beta2))
+    roots = torch._foreach_sqrt(v)
+    floors = zip(roots, second, strict=True)
+    floors = [group["eps"] * b**0.5 or torch.finfo(r.dtype).tiny for r, b in floors]
+    torch._foreach_add_(roots, floors)
+    if group["weight_decay"]:
+        torch._foreach_mul_(p, 1 - lr * group["weight_decay"])
+    sizes = [-lr * b2**0.5 / b1 for b1, b2 in zip(first, second, strict=True)]
+    if isinstance(scales[0], torch.Tensor):
+        m = [m[0] * scales[0]]
+    else:
+        sizes = [size * s for size, s in zip(sizes, scales, strict=True)]
+    torch._foreach_addcdiv_(p, m, roots, sizes)
 
 
 def _check_options(options: dict) -> None:

@@ -12,6 +12,9 @@ from ..model.rules.gauge import gauge_factors
 from ..model.symmetry import Chain, chains
 from .pairs import Pair, Part
 
+# So many entries are sooner treated by themselves than with a factor for each of them.
+PIECE = 2**14
+
 
 @dataclasses.dataclass
 class Plan:
@@ -23,15 +26,15 @@ class Plan:
     matrices : list of Part, whose norms are taken, chain by chain
     alike : for chains of n matrices, where these are, (n, chains), and which chains they are
     products : the factors that there are, each a product of those of some matrices
-    places : of every parameter in a pair, the factor of all of it, or of each entry (as a tensor
-        that broadcasts to it)
+    places : of every parameter in a pair, (rows, factor) of pieces that together are all of it; the
+        factor of the whole piece, or of each entry (as a tensor that broadcasts to it)
     """
 
     names: list[str]
     matrices: list[Part]
     alike: list[tuple[torch.Tensor, list[int]]]
     products: list[tuple[int, ...]]
-    places: dict[torch.Tensor, int | torch.Tensor]
+    places: dict[torch.Tensor, list[tuple[slice, int | torch.Tensor]]]
 
     @classmethod
     def of(cls, pairs: list[Pair]) -> Plan:
@@ -57,7 +60,7 @@ class Plan:
             firsts = torch.tensor([first for first, _ in at])
             alike.append((firsts + torch.arange(size)[:, None], [number for _, number in at]))
         products: dict[tuple[int, ...], int] = {(): 0}
-        places = {p: _place(p, own, products) for p, own in members.items()}
+        places = {p: _pieces(p, _places(p, own, products)) for p, own in members.items()}
         return cls(names, matrices, alike, list(products), places)
 
     def factors(self, lr: float) -> tuple[list[float], list[str]]:
@@ -74,8 +77,8 @@ class Plan:
         ], left_alone
 
 
-def _place(p: torch.Tensor, members: list, products: dict) -> int | torch.Tensor:
-    """Which of the products each entry of a parameter takes."""
+def _places(p: torch.Tensor, members: list, products: dict) -> torch.Tensor:
+    """Which of the products each entry of a parameter takes; broadcasts to it."""
     whole = [all(part.block.shape[d] == p.shape[d] for part, _ in members) for d in range(p.dim())]
     cells = torch.zeros([1 if full else n for full, n in zip(whole, p.shape, strict=True)]).long()
     for part, places in members:
@@ -86,7 +89,17 @@ def _place(p: torch.Tensor, members: list, products: dict) -> int | torch.Tensor
             product = (*list(products)[old], *places)
             after[before == old] = products.setdefault(product, len(products))
         cells[index] = after
-    return int(cells) if cells.numel() == 1 else cells
+    return cells
+
+
+def _pieces(p: torch.Tensor, places: torch.Tensor) -> list[tuple[slice, int | torch.Tensor]]:
+    """Rows that take one product, where they are large; else each entry's, of the whole."""
+    rows = places.flatten().tolist()
+    starts = [i for i, place in enumerate(rows) if i == 0 or place != rows[i - 1]]
+    by_row = places.numel() == places.shape[0] if places.dim() else True
+    if len(starts) > 1 and not (by_row and p.numel() >= PIECE * len(starts)):
+        return [(slice(None), places)]
+    return [(slice(a, b), rows[a]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def _norms(blocks: list[torch.Tensor]) -> torch.Tensor:
