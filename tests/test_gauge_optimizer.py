@@ -17,6 +17,9 @@ from ipslimit.optim import GaugeAdamW, Pair, Part, find_pairs, rescale_pair
 
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
 
+# (query, bias | key, bias) and (value, bias | output) by their names in heads
+PAIRS = (("q", "k", "bk"), ("v", "o", "none"))
+
 
 def gauge(model, per="matrix", **options):
     return GaugeAdamW(model.parameters(), find_pairs(model, per), **OPTIONS | options)
@@ -59,6 +62,28 @@ def test_it_is_the_rule_on_the_same_numbers(kind, foreach):
             there = units.with_packed(state[moment]).parts()[name][0]
             assert_to_rounding(optimizer.state[parts[name]][slot], there, 1000, name)
     assert all(not p.is_leaf or p.grad_fn is None for p in parts.values())
+
+
+def test_rates_by_matrix_are_param_groups_and_the_largest_is_that_of_the_guard():
+    units = random_heads(H=1)
+    units.o.mul_(1e-4)  # so that G is below lr |1|
+    rates = {"q": 0.05, "v": 0.02, "default": 0.03}
+    rule = ipslimit.GaugeAdamW(rates, eps=1e-3)
+    parts = {name: nn.Parameter(part[0].clone()) for name, part in units.parts().items()}
+    matrices = {"bq": "q", "bv": "v"}
+    groups = [
+        {"params": [p], "lr": rates.get(matrices.get(name, name), rates["default"])}
+        for name, p in parts.items()
+    ]
+    pairs = [((parts[a], parts[f"b{a}"]), (parts[b], parts.get(bias))) for a, b, bias in PAIRS]
+    optimizer, state = GaugeAdamW(groups, pairs, eps=1e-3), rule.init(units)
+    for k, g in enumerate(gradients(units, 5), start=1):
+        units, state = rule.at(k, units.layout, 0.5).update(units, state, g, k)
+        for name, part in g.parts().items():
+            parts[name].grad = part[0].clone()
+        optimizer.step()
+    for name, part in units.parts().items():
+        assert_to_rounding(parts[name].detach(), part[0], 1000, name)
 
 
 @pytest.mark.parametrize("maximize", [False, True])
