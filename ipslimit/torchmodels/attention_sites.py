@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import torch
 from torch import nn
 
 from .pairs import Pair
@@ -93,7 +95,7 @@ def fused_attention(module: nn.Module, name: str, per: str) -> Found | None:
     except ValueError as error:
         return Found({"qk": str(error), "vo": str(error)}, names)
     head = _head_size(module, names[0], output.inputs)
-    cuts = list(_cuts(module, fused, output.inputs, head))
+    cuts = list(_cuts(module, fused, output.inputs, head, _biases(module, name, names[0])))
     return _found(
         module,
         names,
@@ -120,7 +122,13 @@ def _found(
 Cut = list[tuple[Projection, Projection, Projection]]
 
 
-def _cuts(module: nn.Module, fused: Projection, width: int, head: int | None) -> Iterator[Cut]:
+def _cuts(
+    module: nn.Module,
+    fused: Projection,
+    width: int,
+    head: int | None,
+    biases: dict[str, tuple[torch.Tensor, str]],
+) -> Iterator[Cut]:
     """Ways to cut a projection of queries (`width` of them), keys and values: groups of the three.
 
     One group, or one for each key head, or what the module says; what comes out of the groups is
@@ -139,9 +147,31 @@ def _cuts(module: nn.Module, fused: Projection, width: int, head: int | None) ->
             starts = {part: sum(sizes[p] for p in order[:i]) for i, part in enumerate(order)}
             size = sum(sizes.values())
             yield [
-                tuple(fused.outputs(g * size + starts[part], sizes[part]) for part in "qkv")
+                tuple(
+                    _with_bias(fused.outputs(g * size + starts[p], sizes[p]), biases.get(p), g)
+                    for p in "qkv"
+                )
                 for g in range(groups)
             ]
+
+
+def _biases(module: nn.Module, name: str, path: str) -> dict[str, tuple[torch.Tensor, str]]:
+    """Biases that the holder of the projection at `path` adds by itself to q, k or v."""
+    container = path.rpartition(".")[0]
+    own = part_at(module, container)._parameters
+    place = f"{name}.{container}" if container else name
+    names = {part: f"{part}_bias" for part in "qkv" if own.get(f"{part}_bias") is not None}
+    return {part: (own[n], f"{place}.{n}") for part, n in names.items() if own[n].dim() == 1}
+
+
+def _with_bias(
+    projection: Projection, bias: tuple[torch.Tensor, str] | None, group: int
+) -> Projection:
+    if bias is None or projection.bias is not None:
+        return projection
+    vector, name = bias
+    start = group * projection.count
+    return dataclasses.replace(projection, bias=vector, bias_name=name, bias_start=start)
 
 
 def _fused_pairs(

@@ -17,7 +17,7 @@ from .pairs import Pair, Part
 # Powers of two change no mantissa. So large that whatever is clamped in between is reached.
 SCALES = (2.0**8, 2.0**-8)
 TOLERANCE = 1e-5
-_SEEN = 1e-2  # by how much the outputs must change where one half alone is rescaled
+_SEEN = 1e-2  # by how much the outputs must change where one half alone is rescaled, or both are
 _TOKENS = 6
 _HEADS = ("num_heads", "n_heads", "heads", "num_attention_heads", "n_head")
 _ROTARY = ("rotary_ndims", "rotary_dim", "head_dim", "head_size", "attention_head_size")
@@ -82,9 +82,9 @@ class _Subject:
                 self._changes(call, expected, pair, scale)
                 for pair, scale in itertools.product(pairs, SCALES)
             ]
-            if not all(half > _SEEN for _, half in found):
+            if not all(max(change) > _SEEN for change in found):
                 continue
-            worst = max(both / min(half, 1.0) for both, half in found)
+            worst = max(both / min(max(both, half), 1.0) for both, half in found)
             if worst > TOLERANCE or self._uses_all(call):
                 return worst
         return None
@@ -204,6 +204,7 @@ def _leads(module: nn.Module) -> Iterator[tuple[int, ...]]:
         sides = value if isinstance(value, (tuple, list)) else (value, value)
         if len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
             yield 2, sides[0] * sides[1]
+            yield 2, sides[0] * sides[1] + 1  # with a token of the class
             yield 2, *sides
             break
     yield (max(2 * _TOKENS, _experts(module)),)
