@@ -45,22 +45,28 @@ def find_pairs(
     Found are
 
     - (query, bias | key, bias) and (value, bias | output) of nn.MultiheadAttention, and of modules
-      with q_proj, k_proj, v_proj and o_proj or out_proj, or query, key, value and out; of grouped
-      queries, all query heads of a group go with their key head;
+      whose parts are called as those of public models are: query, key, value and output apart, or
+      the first three in one projection (qkv, c_attn, query_key_value), in any of the usual orders;
+      of grouped queries, all query heads of a group go with their key head;
     - (in, bias | out) of the MLP in nn.TransformerEncoderLayer and DecoderLayer, in nn.Sequential,
-      and of modules with up_proj and down_proj, fc1 and fc2, or linear1 and linear2, if their
-      activation is homogeneous; (up, bias | down) of gated MLPs, which have gate_proj too;
+      and of modules with fc1 and fc2, c_fc and c_proj, wi and wo and the like, if their activation
+      is homogeneous; (up, bias | down) of gated MLPs, also of those whose gate is half of the first
+      matrix, and of every expert in gate_up_proj and down_proj of three dimensions;
     - what a module declares itself by a method symmetry_pairs(name, per), which returns
       {"qk": [Pair, ...] or the reason why there is none, ...}.
 
-    What lies inside a module's forward pass cannot be seen from here: `verify_pairs` shows on
-    example inputs that the pairs found are symmetries.
+    What such a module does with its matrices is tried: a copy of it alone, with random parameters,
+    on the CPU, is called before and after a rescaling; a layout that cannot be known by its names
+    is taken only where it passes. A module that cannot be called alone, as it asks for more than
+    tokens, is taken by its names where they leave no doubt. `verify_pairs` shows the same on the
+    whole model, on inputs of your own.
 
     Parameters
     ----------
     model : nn.Module
     per : "matrix" or "head"
-        One pair for the whole of an attention's projections, or one for every (key) head.
+        One pair for the whole of an attention's projections, or one for every (key) head; always
+        one for every head where queries, keys and values take turns in one matrix (NeoX, BLOOM).
     kinds : names out of "qk", "vo" and "mlp"
         Which pairs are wanted.
     refused : "raise" or "skip"
