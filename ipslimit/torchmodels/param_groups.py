@@ -58,9 +58,9 @@ def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
     return maps
 
 
-def warn_without_maps(maps: list[AffineMap]) -> None:
-    """Say so where there is nothing that the rule differs from AdamW in."""
-    if not maps:
+def warn_without_maps(modules: list[nn.Module], maps: list[AffineMap]) -> None:
+    """Say so where modules hold nothing in which the rule differs from AdamW."""
+    if modules and not maps:
         warnings.warn(
             "SBOAdamW has found no affine layer with a bias (LLaMA, T5 and others have none, and "
             "what is excluded does not count), so that it is plain AdamW. Use torch.optim.AdamW, "

@@ -141,10 +141,11 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         self.means = InputMeans(process_group=process_group)
         self._undecayed: set[nn.Parameter] = set()
         self._distinct: dict[AffineMap, str] = {}  # one of each set of tied maps: its centre's name
-        found = visible_maps([m for group in groups for m in modules_of(group)], exclude)
+        modules = [m for group in groups for m in modules_of(group)]
+        found = visible_maps(modules, exclude)
         super().__init__([with_params(group) for group in groups], defaults)
         self._adopt(found)
-        warn_without_maps(found)
+        warn_without_maps(modules, found)
 
     def add_param_group(self, param_group: dict, exclude: Sequence[str | nn.Module] = ()) -> None:
         """Add a group with "modules" or "params" (see the class); `exclude` is for its modules."""
