@@ -12,7 +12,7 @@ from ipslimit.experiments.text.transformer import Shape, make_decoder
 
 V, N = 6, 8
 SIZES = {"vocabulary": V, "d": 16, "layers": 2, "heads": 4, "batch": 5, "batch_seed": 3}
-TRAINING = {"steps": 12, "lr": 0.01, "warmup": 3, "floor": 0.1, "weight_decay": 0.1, "seed": 0}
+TRAINING = {"steps": 12, "lr": 0.01, "warmup": 3, "floor": 0.001, "weight_decay": 0.1, "seed": 0}
 
 
 def windows(count=30, seed=0):

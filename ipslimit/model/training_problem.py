@@ -74,8 +74,7 @@ class TrainingProblem(abc.ABC):
         """Indices (B,) of the contexts of batch k, which make the update from k to k + 1."""
         if self.batch is None:
             return torch.arange(self.count)
-        rng = np.random.default_rng(np.random.SeedSequence((self.batch_seed, k)))
-        return torch.from_numpy(rng.permutation(self.count)[: self.batch])
+        return batch_rows(self.count, self.batch, self.batch_seed, k)
 
     def data(self, chosen: torch.Tensor, device: object) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs (B, N, ...) and targets of a batch, by the indices that `chosen` gives."""
@@ -125,3 +124,9 @@ class TrainingProblem(abc.ABC):
     @property
     def d(self) -> int:
         return self.block.d
+
+
+def batch_rows(count: int, batch: int, batch_seed: int, k: int) -> torch.Tensor:
+    """Which `batch` of so many contexts make batch k: without replacement, by (seed, k) alone."""
+    rng = np.random.default_rng(np.random.SeedSequence((batch_seed, k)))
+    return torch.from_numpy(rng.permutation(count)[:batch])
