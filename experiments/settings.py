@@ -250,17 +250,21 @@ class Setting(Chosen):
         """B, the contexts that a step sees."""
         return self.contexts if self.batch is None else self.batch
 
+    def learning_rate(self) -> object:
+        """What the rule is made with: lr, or a schedule that rises to it."""
+        peak = self.option("lr")
+        if self.schedule == "constant":
+            return peak
+        if self.floor > peak:
+            raise ValueError(
+                f"floor must be at most lr, {peak:g}; got {self.floor:g}. Lower floor, or raise lr."
+            )
+        return ipslimit.warmup_cosine(peak, self.warmup, max(self.steps, 1), self.floor)
+
     def make_rule(self) -> Rule:
         options = dict(self.rule_options)
-        if self.schedule != "constant":
-            peak = self.option("lr")
-            if self.floor > peak:
-                raise ValueError(
-                    f"floor must be at most lr, {peak:g}; got {self.floor:g}. Lower floor, or "
-                    "raise lr."
-                )
-            total = max(self.steps, 1)
-            options["lr"] = ipslimit.warmup_cosine(peak, self.warmup, total, self.floor)
+        if "lr" in options or self.schedule != "constant":
+            options["lr"] = self.learning_rate()
         rule = self._kind(RULE)(**options)
         rule = rule if self.clip is None else ipslimit.Clip(rule, self.clip)
         return Rebalance(rule, self.rebalance, self.damping) if self.rebalance else rule

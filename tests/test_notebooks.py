@@ -26,7 +26,12 @@ def code(path):
 
 
 def test_there_are_notebooks():
-    assert {path.stem for path in NOTEBOOKS} >= {"01_rates", "02_trajectories", "03_optimizers"}
+    assert {path.stem for path in NOTEBOOKS} >= {
+        "01_rates",
+        "02_trajectories",
+        "03_optimizers",
+        "04_language",
+    }
 
 
 def executed(path):

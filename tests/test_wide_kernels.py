@@ -147,12 +147,14 @@ def test_they_are_chosen_by_sizes_alone():
     layout = Heads.make_layout(d=32, m=8)
     narrow, square = (Perceptrons.make_layout(d=32, n=n) for n in (8, 16))
     for dtype in TOLERANCE:
-        assert dispatch.wide_heads(16, 4, 64, 32, dtype)
+        assert dispatch.wide_heads(16, 4, 64, 32, 16, dtype)
         assert dispatch.choose(16, 4, 64, 32, 8, dtype, "cpu") == "fused"
         assert kernels.kernel_for(layout, dtype, 16, 64, 4).wide
         # full lanes, few tokens, small tokens, a single context
         for sizes in ((16, 8, 64, 32), (3, 4, 64, 32), (16, 4, 64, 8), (1, 1, 300, 32)):
-            assert not dispatch.wide_heads(*sizes, dtype)
+            assert not dispatch.wide_heads(*sizes, 16, dtype)
+        # of eight heads the lanes are half a register in single precision
+        assert dispatch.wide_heads(16, 8, 64, 32, 8, dtype) == (dtype == torch.float32)
         assert dispatch.wide_perceptrons(16, 16, 64, narrow, dtype)
         assert dispatch.wide_perceptrons(16, 5, 64, square, dtype)
         assert not dispatch.wide_perceptrons(16, 16, 64, square, dtype)

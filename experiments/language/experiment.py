@@ -105,7 +105,7 @@ class LanguageExperiment(Experiment):
         else:
             model = setting.model
             if cell.kind == "rate":
-                model = model.at(cell.lr, setting.rates.rate_steps)
+                model = model.units_at(cell.lr, setting.rates.rate_steps)
             else:
                 model = model.varied(dtype=OTHER[model.dtype])
             given = dataclasses.replace(setting, model=model)

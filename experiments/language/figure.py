@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGEND = {"fontsize": SMALL - 0.5, "frameon": False, "handletextpad": 0.4, "labelspacing": 0.2}
+LEGEND |= {"handlelength": 1.6, "columnspacing": 1.0}
 INFINITE = {"color": "black", "lw": 1.4}
 # Of the residual factors, by exponent.
 CONTROLS = dict(zip(EXPONENTS, (COLOURS[0], COLOURS[1], COLOURS[5]), strict=True))
@@ -59,7 +60,8 @@ def _draw_losses(axis: Axes, result: LanguageResult) -> None:
     for name in ("unigram", "bigram"):
         level = getattr(result.text, name)
         axis.axhline(level, **DASHED, zorder=0)
-        note(axis, name, (steps[-1], level), ha="right", va="bottom")
+        beside = "top" if level < low else "bottom"  # not on the curves' side
+        note(axis, name, (steps[-1], level), ha="right", va=beside)
     top = max(high, result.text.unigram)
     low = min(low, result.text.bigram)
     axis.set_ylim(low - 0.06 * (top - low), top + 0.6 * (top - low))
@@ -78,7 +80,7 @@ def _draw_losses(axis: Axes, result: LanguageResult) -> None:
         place.fill_between(steps, limit - error, limit + error, color="black", alpha=0.25, lw=0)
     if lens is not None:
         _focus(lens, steps, [*(own.mean(0) for own in losses.values()), limit])
-    axis.legend(**LEGEND, ncols=3, loc="upper right", columnspacing=1.0)
+    axis.legend(**LEGEND, ncols=3, loc="upper right")
     label(axis, "step", "held-out loss, bits per character", f"loss, H={heads:g}", loc="left")
 
 
@@ -119,9 +121,8 @@ def _draw_gaps(axis: Axes, result: LanguageResult) -> None:
         if fit is not None:
             name += f": {exponent(fit)}"
             _line(axis, fit, depths, own["color"])
-        axis.plot(depths, table[:, 0], **own, ms=3.5, lw=0, label=name)
-        if not math.isinf(heads):
-            axis.fill_between(depths, *table[:, 1:].T, color=own["color"], alpha=0.12, lw=0)
+        place = depths * 1.06 ** (i - (len(columns) - 1) / 2)
+        bars(axis, place, table[:, 0], table[:, 1:], own, name, elinewidth=0.6)
     _log_sizes(axis, result.depths)
     floor = result.floor
     if math.isfinite(floor) and floor > 0.0:
@@ -172,7 +173,7 @@ def _draw_rates(axis: Axes, result: LanguageResult) -> None:
     _log_sizes(axis, depths)
     log_ticks(axis.yaxis)
     _legend_above(axis, title="residual factor")
-    label(axis, "L", "best learning rate", "learning rate against depth", loc="left")
+    label(axis, "L", "best learning rate", "layers' learning rate", loc="left")
 
 
 def _draw_horizons(axis: Axes, result: LanguageResult) -> None:
@@ -191,7 +192,8 @@ def _draw_horizons(axis: Axes, result: LanguageResult) -> None:
     axis.axhline(last, **DOTTED)
     for text, level in (("all steps", last), ("not even before training", 0)):
         note(axis, text, (result.depths[-1], level), ha="right", xytext=(0, 3), **BESIDE)
-    axis.set_ylim(-0.05 * last, 1.35 * last)
+    axis.set_ylim(-0.05 * max(last, 1), 1.35 * max(last, 1))
+    axis.set_yticks([round(last * part / 4) for part in range(5)])
     axis.legend(**LEGEND, ncols=2, loc="upper right")
     title = f"within {100 * WITHIN:g} % of the limit's loss"
     label(axis, "L", "steps", title, loc="left")

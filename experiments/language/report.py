@@ -114,8 +114,8 @@ def _rate_lines(result: LanguageResult) -> list[str]:
         return []
     grid = f"tried {result.setting.rates.ratio:g} times apart, least point of a parabola"
     return [
-        f"From L = {depths[0]} to {depths[-1]} the best learning rate changes by a factor of "
-        f"{', '.join(shown)} ({grid})."
+        f"From L = {depths[0]} to {depths[-1]} the best learning rate of the layers changes by a "
+        f"factor of {', '.join(shown)} ({grid})."
     ]
 
 
@@ -181,8 +181,9 @@ def _rate_table(result: LanguageResult) -> str:
     rates = result.setting.rates
     return (
         f"## Learning rates\n\nBits per held-out character after {rates.rate_steps} steps, "
-        f"H = {rates.rate_heads}, one seed. The best is the least point of a parabola in log lr "
-        f"through the best one tried and its neighbours, which are in brackets.\n\n"
+        f"H = {rates.rate_heads}, one seed, by the learning rate of the layers: embedding, "
+        "positions and readout keep theirs. The best is the least point of a parabola in log lr "
+        "through the best one tried and its neighbours, which are in brackets.\n\n"
         f"{_markdown(columns, rows)}"
     )
 

@@ -101,7 +101,7 @@ class PowerLaw:
         """
         sizes = len({size for size, _ in points})
         if sizes < LEAST_SIZES:
-            raise ValueError(f"{sizes} sizes, {LEAST_SIZES} or more are needed")
+            raise ValueError(f"{sizes} size(s), {LEAST_SIZES} or more are needed")
         size, gap = np.log(np.array(points, dtype=float)).T
         fit = scipy.stats.linregress(size, gap)
         slope = float(fit.slope)

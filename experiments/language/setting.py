@@ -10,7 +10,9 @@ import torch
 
 import ipslimit
 from ipslimit.checks import require_real
+from ipslimit.model.rules.learning_rate import DEFAULT
 from ipslimit.model.run_arguments import MOST_SEEDS
+from ipslimit.model.token_ends import FAMILIES
 
 from ..frame.fields import Checked, Count, Distinct, Natural, Positive, Real, Whole
 from ..settings import DTYPES, Flat, Setting, Size, StudyError
@@ -39,6 +41,8 @@ class TextSetting(Setting):
     """Most held-out windows, spread evenly, whose loss is measured."""
     causal: bool = True
     """Token i attends to tokens j <= i only: a model that predicts the next one must."""
+    ends_lr: Positive | None = None
+    """Learning rate of embedding, positions and readout (default: lr, as that of the units)."""
     problem_seed: Natural = 0
     """Seed of the initial embedding, positions and readout, and of the atoms."""
 
@@ -85,6 +89,13 @@ class TextSetting(Setting):
             **self.batches,
         )
 
+    def learning_rate(self) -> object:
+        units = super().learning_rate()
+        if self.ends_lr is None:
+            return units
+        own = self.at(self.ends_lr, self.steps).varied(ends_lr=None).learning_rate()
+        return dict.fromkeys(FAMILIES, own) | {DEFAULT: units}
+
     def at(self, lr: float, steps: int) -> TextSetting:
         """With another learning rate and number of steps, and the schedule that goes with them."""
         values = {"lr": lr, "steps": steps}
@@ -92,6 +103,10 @@ class TextSetting(Setting):
             values["warmup"] = round(self.warmup * steps / max(self.steps, 1))
             values["floor"] = self.floor * lr / self.option("lr")
         return self.varied(**values)
+
+    def units_at(self, lr: float, steps: int) -> TextSetting:
+        """As `at`, but that the ends keep their learning rate."""
+        return self.at(lr, steps).varied(ends_lr=self.ends_lr or self.option("lr"))
 
 
 MODEL = TextSetting(
@@ -102,11 +117,11 @@ MODEL = TextSetting(
     norm="rms",
     schedule="warmup-cosine",
     warmup=50,
-    floor=0.01,
+    floor=0.03,
     steps=500,
     dtype="float32",
-    lr=0.1,
-    eps=0.01,
+    lr=0.3,
+    eps=0.1,
     atoms=8,
 )
 
@@ -127,11 +142,14 @@ class Models(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class LearningRates(Checked):
-    """Where the best learning rate is looked for, for each residual factor."""
+    """Where the best learning rate of the layers is looked for, for each residual factor.
+
+    Embedding, positions and readout, which know of no depth, keep theirs.
+    """
 
     rate_depths: Annotated[tuple[Size, ...], Distinct(" sizes")] = (2, 8, 32)
     """Depths L at which learning rates are tried, with the residual factors 1/L, L^-1/2 and 1."""
-    rate_heads: Size = 8
+    rate_heads: Size = 4
     """Heads per layer H of these runs."""
     rate_steps: Count = 100
     """Training steps of these runs."""
@@ -180,7 +198,7 @@ class LanguageSetting(Checked):
                 f"max_elements must be at least 4 * elements = {4 * self.elements}, for two pairs "
                 f"of grids; got {self.max_elements}. Raise it, or lower elements."
             )
-        self.model.at(self.model.option("lr"), self.rates.rate_steps).check()
+        self.model.units_at(self.model.option("lr"), self.rates.rate_steps).check()
 
     @property
     def evaluated(self) -> tuple[int, ...]:
@@ -195,7 +213,7 @@ class LanguageSetting(Checked):
             model = model.at(model.option("lr"), 120)
         small = {"depths": (2, 4, 8), "heads": (2, 8), "seeds": 2}
         models = dataclasses.replace(models, **_unset(models, small))
-        small = {"rate_depths": (2, 8), "rate_steps": 40, "below": 2, "above": 1, "rate_heads": 4}
+        small = {"rate_depths": (2, 8), "rate_steps": 40, "below": 2, "above": 1}
         rates = dataclasses.replace(rates, **_unset(rates, small))
         return dataclasses.replace(self, model=model, models=models, rates=rates)
 

@@ -35,8 +35,11 @@ from .tiles import product, token_product
 @njit(inline="always")
 def copy_numbers(s, at, array, first, count):
     """Copy `count` numbers of a C-contiguous array, from flat position `first`, to the scratch."""
-    for i in range(0, count, WIDTH):
-        store(s, at + i, load_some(array, first + i, min(WIDTH, count - i)))
+    whole = count // WIDTH * WIDTH
+    for i in range(0, whole, WIDTH):
+        store(s, at + i, load(array, first + i))
+    if whole < count:
+        store(s, at + whole, load_some(array, first + whole, count - whole))
 
 
 @njit
@@ -195,9 +198,14 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
 
 @njit
 def store_some_or_add(array, offset, count, value, add):
-    if add:
-        value = value + load_some(array, offset, count)
-    store_some(array, offset, count, value)
+    if count == WIDTH:  # without a mask, which takes several times as long
+        if add:
+            value = value + load(array, offset)
+        store(array, offset, value)
+    else:
+        if add:
+            value = value + load_some(array, offset, count)
+        store_some(array, offset, count, value)
 
 
 @njit

@@ -58,7 +58,7 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
         If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused or auto, or
         to fused for tensors that are not on the CPU or where numba must not compile.
     """
-    if _may_go_wide(dtype, device) and wide_heads(B, H, N, d, dtype):
+    if _may_go_wide(dtype, device) and wide_heads(B, H, N, d, m, dtype):
         return "fused"
     operations, filled = vector_operations(B, H, N, d, m), H / (LANES * blocks_of(H))
     return _cheaper(operations, filled, CALLS, EAGER_COST, dtype, device)
@@ -76,16 +76,18 @@ def choose_for_perceptrons(contexts: int, units: int, tokens: int, layout, dtype
     return _cheaper(operations, filled, PERCEPTRON_CALLS, PERCEPTRON_EAGER_COST, dtype, device)
 
 
-def wide_heads(contexts: int, heads: int, tokens: int, d: int, dtype) -> bool:
+def wide_heads(contexts: int, heads: int, tokens: int, d: int, m: int, dtype) -> bool:
     """Whether the fused path takes heads as `cpu.wide_attention` does, by sizes alone.
 
-    It does where vectors that hold a few heads on several contexts are fuller than such of heads.
+    It does where vectors that hold a few heads on several contexts are fuller than such of heads;
+    these take half a register in single precision, which small heads feel.
     """
     if contexts * tokens < WIDE_TOKENS or d < WIDE_SIZE:
         return False
     _, pack = shared_lanes(heads, REGISTER_BYTES // dtype.itemsize)
-    filled = contexts / (pack * -(-contexts // pack))
-    return filled > heads / (LANES * blocks_of(heads))
+    filled, others = contexts / (pack * -(-contexts // pack)), heads / (LANES * blocks_of(heads))
+    small = LANES * dtype.itemsize < REGISTER_BYTES and 2 * m < d
+    return filled > others or (filled == others and small)
 
 
 def wide_perceptrons(contexts: int, units: int, tokens: int, layout, dtype) -> bool:

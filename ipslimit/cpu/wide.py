@@ -20,6 +20,8 @@ from .lanes import (
     load,
     load_like,
     load_some,
+    number,
+    set_number,
     spread,
     store,
     store_some,
@@ -47,9 +49,11 @@ def load_matrix(s, at, pitch, packed, row, shape, units, factor):
         for c in range(n):
             place = (row + a * n + c) * packed.shape[1] + first
             for h in range(0, count, WIDTH):
-                some = min(WIDTH, count - h)
-                value = load_some(packed, place + h, some) * scale
-                store_some(s, at + a * pitch + c * count + h, some, value)
+                some, into = min(WIDTH, count - h), at + a * pitch + c * count + h
+                if some == WIDTH:
+                    store(s, into, load(packed, place + h) * scale)
+                else:
+                    store_some(s, into, some, load_some(packed, place + h, some) * scale)
 
 
 @njit
@@ -79,9 +83,9 @@ def load_weights(s, at, weights, n, units, factor):
 def transpose(s, into, into_pitch, at, pitch, rows, columns, factors):
     """Lay down the transpose of a matrix (rows, columns), row j of it times factors[j]."""
     for j in range(columns):
-        factor = s[factors + j]
+        factor = number(s, factors + j)
         for a in range(rows):
-            s[into + j * into_pitch + a] = s[at + a * pitch + j] * factor
+            set_number(s, into + j * into_pitch + a, number(s, at + a * pitch + j) * factor)
 
 
 @njit

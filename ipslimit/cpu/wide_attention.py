@@ -332,7 +332,7 @@ def _store_derivatives(s, at, dpacked, dweights, size, first, d, m, biases, add)
 
 def suits(contexts: int, tokens: int, d: int, layout: Layout, count: int, dtype) -> bool:
     """Whether these loops are for such sizes."""
-    return wide_heads(contexts, count, tokens, d, dtype)
+    return wide_heads(contexts, count, tokens, d, layout.m, dtype)
 
 
 def scratch_size(contexts: int, tokens: int, d: int, layout: Layout, count, itemsize: int) -> int:
