@@ -9,7 +9,15 @@ import pytest
 import torch
 from test_language import TEXT, TINY
 
-from ipslimit.experiments.language.experiment import LIMIT, rate_cells, rounding_cell, size_cells
+from ipslimit.experiments.language.experiment import (
+    LIMIT,
+    compared,
+    own_cells,
+    plain_cells,
+    rate_cells,
+    rounding_cell,
+    size_cells,
+)
 from ipslimit.experiments.language.figure import language_figure
 from ipslimit.experiments.language.report import agreement, found, page, summary
 from ipslimit.experiments.language.results import BestRate, LanguageResult
@@ -57,6 +65,11 @@ def result_of(
     for cell in rate_cells(study):
         distance = math.log(cell.lr / best(cell.exponent, cell.depth))
         cells[cell] = {"bits": [[final + distance**2]], "diverged": 0}
+    for cell in own_cells(study):
+        cells[cell] = {"bits": [[final + 1.0]], "diverged": 0}
+    for cell in plain_cells(study):
+        best_lr = abs(math.log(cell.lr / 0.004))
+        cells[cell] = {"bits": [[final - 0.1 + best_lr]], "parameters": 1000}
     cell = rounding_cell(study)
     same = cells[cell._replace(kind="size")]["bits"][0][-1]
     cells[cell] = {"bits": [[same + rounding]], "diverged": 0}
@@ -64,6 +77,21 @@ def result_of(
 
 
 LOW = WORDS.bigram - 1.0  # what a good model may have
+
+
+def test_a_plain_transformer_is_held_against_the_whole_law_at_equal_parameters_and_best_rates():
+    result = result_of(LOW)
+    depth, layers = compared(STUDY)
+    assert (result.own.depth, result.plain.depth) == (depth, layers)
+    assert result.own.lr == STUDY.model.option("lr") and not result.own.at_end
+    assert result.plain.lr == 0.004 and not result.plain.at_end
+    assert result.plain.bits == pytest.approx(LOW - 0.1)
+    gap = f"{LOW - 0.1 - (LOW + 0.2 / depth):+.3f}, at its best learning rate each"
+    assert gap in summary(result) and gap not in summary(result_of(WORDS.bigram))
+    model = STUDY.model.make_problem(WORDS)
+    units = depth * sum(law.heads.packed.numel() for law in model.block.laws.values())
+    ends = sum(table.numel() for table in model.ends.values())
+    assert result.own.parameters == units + ends
 
 
 def test_nothing_is_claimed_of_models_that_do_not_beat_the_bigram():

@@ -12,7 +12,8 @@ from ..frame.experiment import Experiment
 from ..frame.task import Task
 from ..text.characters import CharacterWindows
 from ..text.source import read_text
-from .runs import LIMIT_FORM, LOSS_FORM, RUN_FORM, limit_run, loss_run, size_run
+from .plain import plain_layers
+from .runs import FORMS, limit_run, loss_run, plain_model_run, size_run
 from .setting import EXPONENTS, LanguageSetting
 
 # Evaluations of a layer for an element of the limit's grid; and of all its grids together in
@@ -23,7 +24,8 @@ _FIELDS, _GRIDS = 4, 2
 class LanguageCell(NamedTuple):
     """What names a run: the limit, one (L, H), a learning rate, or a size in the other dtype.
 
-    `heads` None is the whole law; the residual factor is L^-exponent.
+    `heads` None is the whole law; the residual factor is L^-exponent. A "plain" run is of a plain
+    Transformer of `depth` layers, an "own" one of the model that it is held against.
     """
 
     kind: str
@@ -60,6 +62,36 @@ def rounding_cell(setting: LanguageSetting) -> LanguageCell:
     return LanguageCell("rounding", depths[len(depths) // 2], max(setting.models.heads))
 
 
+def compared(setting: LanguageSetting) -> tuple[int, int]:
+    """A depth L of the whole law, and layers of a plain Transformer with as many parameters.
+
+    Of the depths there are, the one at which the two numbers are most nearly equal.
+    """
+    model = setting.model
+    units = model.stored * model.make_problem().block.size
+
+    def mismatch(depth: int) -> float:
+        layers, a_layer = plain_layers(depth * units, model.d)
+        return abs(layers * a_layer / (depth * units) - 1.0)
+
+    depth = min(sorted(setting.models.depths), key=mismatch)
+    return depth, plain_layers(depth * units, model.d)[0]
+
+
+def own_cells(setting: LanguageSetting) -> list[LanguageCell]:
+    """The model that a plain Transformer is held against, at other learning rates than its own."""
+    depth, lr = compared(setting)[0], setting.model.option("lr")
+    factors = [factor for factor in sorted(setting.plain.own_factors) if factor != 1.0]
+    rates = [float(f"{factor * lr:.6g}") for factor in factors]
+    return [LanguageCell("own", depth, None, 1.0, rate) for rate in rates]
+
+
+def plain_cells(setting: LanguageSetting) -> list[LanguageCell]:
+    """The plain Transformer, at every learning rate."""
+    layers = compared(setting)[1]
+    return [LanguageCell("plain", layers, lr=lr) for lr in sorted(setting.plain.plain_rates)]
+
+
 class LanguageExperiment(Experiment):
     """The runs of a `LanguageSetting`.
 
@@ -82,6 +114,7 @@ class LanguageExperiment(Experiment):
     def cells(self) -> list[LanguageCell]:
         setting = self.setting
         runs = [*size_cells(setting), *rate_cells(setting), rounding_cell(setting)]
+        runs += [*own_cells(setting), *plain_cells(setting)]
         # the longest first
         return [LIMIT, *sorted(runs, key=self._cost, reverse=True)]
 
@@ -91,25 +124,30 @@ class LanguageExperiment(Experiment):
     def task(self, cell: LanguageCell) -> Task:
         """A run of that name, of the setting that it needs and no more."""
         setting, models = self.setting, self.setting.models
-        given, function, form, more = setting, limit_run, LIMIT_FORM, ()
+        given, function, more = setting, limit_run, ()
         if cell.kind == "limit":
             decides = (setting.evaluate, setting.tol, setting.elements, setting.max_elements)
         else:
             decides = (models.root_seed, cell.depth, cell.heads)
             more = (cell.depth, cell.heads)
         if cell.kind == "size":
-            function, form = size_run, RUN_FORM
+            function = size_run
             decides += (setting.evaluate, models.seeds if cell.heads else 1)
         if cell.kind in ("limit", "size"):
             decides += (setting.sample, setting.sample_seed)
+        elif cell.kind == "plain":
+            decides = (cell.depth, cell.lr, setting.plain.plain_decay, models.root_seed)
+            function, more = plain_model_run, (cell.depth, cell.lr)
         else:
             model = setting.model
             if cell.kind == "rate":
                 model = model.units_at(cell.lr, setting.rates.rate_steps)
+            elif cell.kind == "own":
+                model = model.at(cell.lr, model.steps)
             else:
                 model = model.varied(dtype=OTHER[model.dtype])
             given = dataclasses.replace(setting, model=model)
-            function, form, more = loss_run, LOSS_FORM, (*more, cell.exponent)
+            function, more = loss_run, (*more, cell.exponent)
             decides += (cell.exponent,)
         cost = self._cost(cell)
         return Task(
@@ -117,7 +155,7 @@ class LanguageExperiment(Experiment):
             function=function,
             arguments=(given, self.device, *more),
             key=(self.NAME, cell.kind, given.model.as_dict(), self.text.digest, *decides),
-            form=form,
+            form=FORMS[cell.kind],
             cost=cost,
             seconds=SECONDS_A_UNIT * cost,
         )
@@ -133,6 +171,8 @@ class LanguageExperiment(Experiment):
             layers = _FIELDS * _GRIDS * setting.max_elements
         if cell.kind == "size" and cell.heads:
             layers *= setting.models.seeds
+        if cell.kind == "plain":
+            layers *= 3.0
         if cell.kind == "rounding":
             layers *= 2.0 if model.dtype == "float32" else 0.5
         own = {"attention": model.tokens}
@@ -143,7 +183,11 @@ class LanguageExperiment(Experiment):
 def _name(cell: LanguageCell) -> str:
     if cell.kind == "limit":
         return cell.kind
+    if cell.kind == "plain":
+        return f"plain-{cell.depth}-lr{cell.lr:g}"
     size = f"L{cell.depth}-H{cell.heads or 'inf'}"
+    if cell.kind == "own":
+        return f"{size}-lr{cell.lr:g}"
     if cell.kind == "rate":
         return f"{size}-factor{cell.exponent:g}-lr{cell.lr:g}"
     return size if cell.kind == "size" else f"{size}-{cell.kind}"

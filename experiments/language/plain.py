@@ -45,6 +45,12 @@ class PlainTrainer(Trainer):
         return torch.from_numpy(self.windows[rows.numpy()].astype(np.int64))
 
 
+def plain_layers(parameters: int, d: int) -> tuple[int, int]:
+    """How many layers have about so many parameters, at least one, and the parameters of one."""
+    a_layer = 12 * d * d + 2 * d
+    return max(1, round(parameters / a_layer)), a_layer
+
+
 def plain_run(
     train_ids: torch.Tensor,
     validation_ids: torch.Tensor,

@@ -30,7 +30,7 @@ def found(result: LanguageResult) -> list[str]:
             f"{result.text.bigram:.3f}; the worst of them is {-result.below_bigram:+.3f} from it. "
             "Train longer (--steps), or with another --lr."
         ]
-    return [*_gap_lines(result), *_rate_lines(result)]
+    return [*_gap_lines(result), *_rate_lines(result), *_held_lines(result)]
 
 
 def _head(result: LanguageResult) -> list[str]:
@@ -116,6 +116,22 @@ def _rate_lines(result: LanguageResult) -> list[str]:
     return [
         f"From L = {depths[0]} to {depths[-1]} the best learning rate of the layers changes by a "
         f"factor of {', '.join(shown)} ({grid})."
+    ]
+
+
+def _held_lines(result: LanguageResult) -> list[str]:
+    """How far the model is from what people train."""
+    own, plain = result.own, result.plain
+    if not (math.isfinite(own.bits) and math.isfinite(plain.bits)):
+        return []
+    ends = [name for name, held in (("own", own), ("plain", plain)) if held.at_end]
+    told = f" ({' and '.join(ends)}: an end of those tried)" if ends else ""
+    return [
+        f"A plain Transformer (residual factor 1, trained norms, standard initialisation) of "
+        f"{plain.depth} layers and {plain.parameters} parameters reaches {plain.bits:.3f} bits on "
+        f"the same batches, the whole law at L = {own.depth} with {own.parameters} reaches "
+        f"{own.bits:.3f}: {plain.bits - own.bits:+.3f}, at its best learning rate each, "
+        f"{plain.lr:g} and {own.lr:g}{told}, one seed."
     ]
 
 

@@ -16,7 +16,15 @@ from ipslimit.measure.rates.choices import FLOOR, LEAST_SIZES
 
 from ..store import numbers
 from ..text.characters import CharacterWindows
-from .experiment import LIMIT, LanguageCell, rounding_cell, size_cells
+from .experiment import (
+    LIMIT,
+    LanguageCell,
+    compared,
+    own_cells,
+    plain_cells,
+    rounding_cell,
+    size_cells,
+)
 from .setting import EXPONENTS, LanguageSetting
 
 # Bits per character by which models must be below the bigram before anything is claimed of them.
@@ -69,6 +77,33 @@ class BestRate:
             square, slope, _ = np.polyfit(np.log(np.divide(lrs[i - 1 : i + 2], best)), three, 2)
             best *= math.exp(-slope / (2.0 * square)) if square > 0.0 else 1.0
         return cls(exponent, depth, best, lrs[i - 1], lrs[i + 1], "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """One of two models that are held against each other: its best of the learning rates tried.
+
+    Attributes
+    ----------
+    depth, parameters : int
+    lr, bits : float
+        Final held-out loss; NaN where every run diverged.
+    at_end : bool
+        Whether lr is an end of those tried, beyond which there may be better ones.
+    """
+
+    depth: int
+    parameters: int
+    lr: float
+    bits: float
+    at_end: bool
+
+    @classmethod
+    def of(cls, depth: int, parameters: int, losses: dict[float, float]) -> Held:
+        """Of losses by learning rate."""
+        lr = min(losses, key=lambda lr: losses[lr] if math.isfinite(losses[lr]) else math.inf)
+        at_end = len(losses) > 1 and lr in (min(losses), max(losses))
+        return cls(depth, parameters, lr, losses[lr], at_end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +185,8 @@ class LanguageResult:
         Of the gap of the final loss to the limit's, in L.
     in_product : PowerLaw or None
         Of the gap to the whole law at the same depth, in L H.
+    own, plain : Held
+        The model of the whole law and a plain Transformer, at equal parameters.
     refused : list of str
         Fits that the data do not allow, with the reason.
     """
@@ -180,6 +217,7 @@ class LanguageResult:
         self.fits[math.inf] = self._fit_bias()
         self.in_product = self._fit_product()
         self.rates = list(self._best_rates())
+        self.own, self.plain = self._held()
 
     @property
     def final(self) -> float:
@@ -235,6 +273,23 @@ class LanguageResult:
             left = f" ({len(gaps) - len(clear)} cell(s) below {FLOOR:g} x {floor:.1e} left out)"
             self.refused.append(f"{name}: no fit, {reason}{left if len(clear) < len(gaps) else ''}")
             return None
+
+    def _held(self) -> tuple[Held, Held]:
+        """The model of the whole law, and the plain Transformer with about as many parameters."""
+
+        def losses(cells: list[LanguageCell]) -> dict[float, float]:
+            return {cell.lr: float(self.found[cell]["bits"][0][0]) for cell in cells}
+
+        depth, plain = compared(self.setting)[0], plain_cells(self.setting)
+        model, characters = self.setting.model, len(self.text.characters)
+        own = {model.option("lr"): float(self.bits[depth, math.inf][0, -1])}
+        own |= losses(own_cells(self.setting))
+        units = depth * model.stored * model.make_problem().block.size
+        ends = (2 * characters + model.tokens) * model.d
+        return (
+            Held.of(depth, units + ends, own),
+            Held.of(plain[0].depth, self.found[plain[0]]["parameters"], losses(plain)),
+        )
 
     def _best_rates(self) -> Iterator[BestRate]:
         lrs = self.setting.rates.rates(self.setting.model.option("lr"))
@@ -335,6 +390,10 @@ class LanguageResult:
                 {"H": heads} | fitted(fit) for heads, fit in self.fits.items() if fit is not None
             ],
             "in_product": fitted(self.in_product) if self.in_product else None,
+            "held": {
+                name: dataclasses.asdict(held)
+                for name, held in (("own", self.own), ("plain", self.plain))
+            },
             "rates": [dataclasses.asdict(best) for best in self.rates],
             "rate_spans": {FACTORS[e]: self.rate_span(e) for e in EXPONENTS},
             "refused": self.refused,

@@ -12,6 +12,7 @@ from ipslimit.solvers import solve_limit
 
 from ..store import NUMBER, finite
 from ..text.characters import CharacterWindows
+from .plain import plain_run
 from .sampling import write
 from .setting import LanguageSetting
 
@@ -29,6 +30,9 @@ LIMIT_FORM = {
 }
 LOSS_FORM = {"bits": [NUMBERS], "diverged": int}
 RUN_FORM = LOSS_FORM | {"notes": [str], "fields": int, "samples": [str]}
+PLAIN_FORM = {"bits": [NUMBERS], "parameters": int}
+FORMS = {"limit": LIMIT_FORM, "size": RUN_FORM, "plain": PLAIN_FORM}
+FORMS |= dict.fromkeys(("rate", "own", "rounding"), LOSS_FORM)
 
 
 def bits(nats: object) -> np.ndarray:
@@ -131,6 +135,42 @@ def loss_run(
         evaluate=steps,
     )
     return finite(_losses(run, steps))
+
+
+def plain_model_run(
+    text: CharacterWindows, setting: LanguageSetting, device: str, layers: int, lr: float
+) -> dict:
+    """The final held-out loss of a plain Transformer, with heads of size m as far as these fill d.
+
+    Returns
+    -------
+    dict
+        "bits": a list with that of the one seed in a list, NaN where training ended before;
+        "parameters": their number.
+    """
+    model = setting.model
+    problem = model.make_problem(text)
+    warmup, floor = model.warmup, model.floor * lr / model.option("lr")
+    constant = model.schedule == "constant"
+    found = plain_run(
+        problem.ids,
+        problem.probes,
+        problem.vocabulary,
+        model.d,
+        layers,
+        max(1, model.d // model.m if model.d % model.m == 0 else 1),
+        model.steps,
+        problem.B,
+        model.batch_seed,
+        lr,
+        0 if constant else warmup,
+        lr if constant else floor,
+        setting.plain.plain_decay,
+        (model.steps,),
+        setting.models.root_seed,
+    )
+    last = found["validation"][-1][1] if found["validation"] else math.nan
+    return finite({"bits": [[float(bits(last))]], "parameters": found["parameters"]})
 
 
 def _losses(run: ParticleRun, steps: tuple[int, ...]) -> dict:

@@ -14,7 +14,7 @@ from ipslimit.model.rules.learning_rate import DEFAULT
 from ipslimit.model.run_arguments import MOST_SEEDS
 from ipslimit.model.token_ends import FAMILIES
 
-from ..frame.fields import Checked, Count, Distinct, Natural, Positive, Real, Whole
+from ..frame.fields import Checked, Count, Distinct, Natural, NotNegative, Positive, Real, Whole
 from ..settings import DTYPES, Flat, Setting, Size, StudyError
 from ..text.characters import CharacterWindows
 from ..text.source import WIKIPEDIA, check_source
@@ -116,9 +116,9 @@ MODEL = TextSetting(
     inner=16,
     norm="rms",
     schedule="warmup-cosine",
-    warmup=50,
+    warmup=80,
     floor=0.03,
-    steps=500,
+    steps=800,
     dtype="float32",
     lr=0.3,
     eps=0.1,
@@ -151,7 +151,7 @@ class LearningRates(Checked):
     """Depths L at which learning rates are tried, with the residual factors 1/L, L^-1/2 and 1."""
     rate_heads: Size = 4
     """Heads per layer H of these runs."""
-    rate_steps: Count = 100
+    rate_steps: Count = 150
     """Training steps of these runs."""
     below: Natural = 4
     """Learning rates that are tried below lr."""
@@ -167,6 +167,24 @@ class LearningRates(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
+class Plain(Checked):
+    """The plain Transformer that the model is held against, at the same number of parameters."""
+
+    plain_rates: Annotated[tuple[Positive, ...], Distinct(" learning rates")] = (
+        0.001,
+        0.002,
+        0.004,
+        0.008,
+        0.016,
+    )
+    """Peak learning rates that are tried of the plain Transformer."""
+    plain_decay: NotNegative = 0.1
+    """Decoupled decay of its matrices."""
+    own_factors: Annotated[tuple[Positive, ...], Distinct(" factors")] = (0.5, 2.0)
+    """The model's own learning rate is tried so many times lr, beside lr itself."""
+
+
+@dataclasses.dataclass(frozen=True)
 class LanguageSetting(Checked):
     """A text, a model, and the sizes at which it is compared with its limit."""
 
@@ -177,6 +195,7 @@ class LanguageSetting(Checked):
     model: Annotated[TextSetting, Flat] = MODEL
     models: Annotated[Models, Flat] = Models()
     rates: Annotated[LearningRates, Flat] = LearningRates()
+    plain: Annotated[Plain, Flat] = Plain()
     evaluate: Count = 25
     """Steps between two measurements of the held-out loss."""
     tol: Positive = 1e-2
@@ -210,12 +229,15 @@ class LanguageSetting(Checked):
         """Three depths up to 8, two seeds, fewer steps and learning rates."""
         model, models, rates = self.model, self.models, self.rates
         if model.steps == MODEL.steps:
-            model = model.at(model.option("lr"), 120)
+            model = model.at(model.option("lr"), 400)
         small = {"depths": (2, 4, 8), "heads": (2, 8), "seeds": 2}
         models = dataclasses.replace(models, **_unset(models, small))
         small = {"rate_depths": (2, 8), "rate_steps": 40, "below": 2, "above": 1}
         rates = dataclasses.replace(rates, **_unset(rates, small))
-        return dataclasses.replace(self, model=model, models=models, rates=rates)
+        plain = dataclasses.replace(
+            self.plain, **_unset(self.plain, {"plain_rates": (0.002, 0.004, 0.008)})
+        )
+        return dataclasses.replace(self, model=model, models=models, rates=rates, plain=plain)
 
 
 def _unset(part: Checked, small: dict[str, object]) -> dict[str, object]:
