@@ -20,7 +20,7 @@ from ipslimit.experiments.language.experiment import (
 )
 from ipslimit.experiments.language.figure import language_figure
 from ipslimit.experiments.language.report import agreement, found, page, summary
-from ipslimit.experiments.language.results import BestRate, LanguageResult
+from ipslimit.experiments.language.results import BestRate, LanguageResult, PowerLaw
 from ipslimit.experiments.language.sampling import drawn
 from ipslimit.experiments.language.setting import EXPONENTS, LearningRates, Models
 from ipslimit.experiments.text.characters import CharacterWindows
@@ -115,11 +115,23 @@ def test_one_size_above_the_bigram_is_enough_to_claim_nothing():
 
 def test_planted_exponents_are_found():
     result = result_of(LOW)
-    assert result.fits[math.inf].exponent == pytest.approx(-1.0, abs=0.02)
+    assert result.fits[math.inf].slope == pytest.approx(-1.0, abs=1e-6)
     assert result.in_product.slope == pytest.approx(-0.5, abs=1e-6)
     # bias and fluctuation together
     assert -1.0 < result.fits[1].slope < -0.5 and result.refused == []
     assert "(L H)^−0.50" in summary(result)
+
+
+def test_few_seeds_make_a_wide_interval_however_well_their_points_lie():
+    points = [(2, 1.0), (4, 0.5), (8, 0.25)]
+    exact, random = PowerLaw.of(points, None), PowerLaw.of(points, 8)
+    assert exact.slope == random.slope == pytest.approx(-1.0) and exact.constant == pytest.approx(2)
+    assert exact.interval == pytest.approx((-1.0, -1.0))
+    # 1.96 (2 8)^-1/2 over the root of the sum of squares of log 2, 0, log 2
+    half = 1.96 / 4.0 / (math.log(2.0) * math.sqrt(2.0))
+    assert random.interval == pytest.approx((-1.0 - half, -1.0 + half), rel=1e-3)
+    with pytest.raises(ValueError, match=r"^the seeds allow no more than -1\.0 ± 1\.4"):
+        PowerLaw.of(points, 1)
 
 
 def test_gaps_that_the_limits_error_or_rounding_may_make_are_not_fitted():

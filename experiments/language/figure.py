@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipslimit.measure.errors import root_mean_square
-from ipslimit.measure.rates import RateFit
 
 from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page, ticks_at
 from ..plots import BIAS, COLOURS, MARKERS, SMALL, TEXT, bars, look, shade
 from .report import exponent
-from .results import FACTORS, WITHIN, LanguageResult, PowerLaw, slope_of
+from .results import FACTORS, WITHIN, LanguageResult, PowerLaw
 from .setting import EXPONENTS
 
 if TYPE_CHECKING:
@@ -132,11 +131,10 @@ def _draw_gaps(axis: Axes, result: LanguageResult) -> None:
     label(axis, "L", "|final loss − limit's|, bits", "gap against depth", loc="left")
 
 
-def _line(axis: Axes, fit: PowerLaw | RateFit, sizes, colour: str, name: str | None = None) -> None:
+def _line(axis: Axes, fit: PowerLaw, sizes, colour: str, name: str | None = None) -> None:
     """The power law of a fit over the sizes."""
-    if fit.constant is not None:
-        ends = np.array([min(sizes), max(sizes)], dtype=float)
-        axis.plot(ends, fit.constant * ends ** slope_of(fit)[0], color=colour, lw=0.8, label=name)
+    ends = np.array([min(sizes), max(sizes)], dtype=float)
+    axis.plot(ends, fit.constant * ends**fit.slope, color=colour, lw=0.8, label=name)
 
 
 def _draw_product(axis: Axes, result: LanguageResult) -> None:
@@ -169,7 +167,7 @@ def _draw_rates(axis: Axes, result: LanguageResult) -> None:
         axis.plot(place, [best.lr for best in own], color=colour, lw=0.9)
         beyond = [(x, best.lr) for x, best in zip(place, own, strict=True) if best.at_end]
         if beyond:
-            axis.plot(*np.transpose(beyond), **style, mfc="white", ms=4, lw=0)
+            axis.plot(*np.transpose(beyond), **style, mfc="white", ms=4, lw=0, zorder=5)
     _log_sizes(axis, depths)
     log_ticks(axis.yaxis)
     _legend_above(axis, title="residual factor")
@@ -179,20 +177,27 @@ def _draw_rates(axis: Axes, result: LanguageResult) -> None:
 def _draw_horizons(axis: Axes, result: LanguageResult) -> None:
     """By seed; at the top those that stay within 1 % throughout."""
     last, count = result.steps[-1], len(result.heads) + 1
+    never = -0.12 * last
     for i, heads in enumerate([*map(float, result.heads), math.inf]):
         own = BIAS if math.isinf(heads) else look(i)
         shift = 1.05 ** (i - (count - 1) / 2)
         found = {d: result.horizon(d, heads) for d in result.depths}
-        points = [(d * shift, k or 0) for d, ks in found.items() for k in ks]
-        middle = [float(np.median([k or 0 for k in ks])) for ks in found.values()]
+        heights = {d: [never if k is None else k for k in ks] for d, ks in found.items()}
+        points = [
+            (d * shift, height) for d, own_heights in heights.items() for height in own_heights
+        ]
+        middle = [float(np.median(own_heights)) for own_heights in heights.values()]
         name = _name(heads)
         axis.plot(*np.transpose(points), **own, ms=3, lw=0, alpha=0.7, label=name)
         axis.plot([d * shift for d in found], middle, color=own["color"], lw=0.8)
     _log_sizes(axis, result.depths, log_y=False)
     axis.axhline(last, **DOTTED)
-    for text, level in (("all steps", last), ("not even before training", 0)):
+    notes = {"all steps": last}
+    if any(None in result.horizon(*size) for size in result.bits):
+        notes["not even before training"] = never
+    for text, level in notes.items():
         note(axis, text, (result.depths[-1], level), ha="right", xytext=(0, 3), **BESIDE)
-    axis.set_ylim(-0.05 * max(last, 1), 1.35 * max(last, 1))
+    axis.set_ylim(-0.2 * max(last, 1), 1.35 * max(last, 1))
     axis.set_yticks([round(last * part / 4) for part in range(5)])
     axis.legend(**LEGEND, ncols=2, loc="upper right")
     title = f"within {100 * WITHIN:g} % of the limit's loss"
@@ -210,11 +215,11 @@ def _draw_gap_over_steps(axis: Axes, result: LanguageResult) -> None:
             least = min([least, *(gap for gap in gaps if gap > 0.0)])
         axis.plot([], [], color="0.3", **style, label=_name(heads))
     axis.set_yscale("log")
-    error = result.limit["error"]
-    if math.isfinite(least):  # the error before training is none, or rounding
-        axis.set_ylim(bottom=least / 3.0)
-    if (error > 0.0).any():
-        axis.plot(steps, error, **DOTTED, label="limit's error")
+    error, bottom = result.limit["error"], least / 3.0
+    if math.isfinite(bottom):
+        axis.set_ylim(bottom=bottom)
+        if error.max() > bottom:  # not where that is NaN
+            axis.plot(steps, error, **DOTTED, label="limit's error")
     _legend_above(axis, columns=3)
     label(axis, "step", "|loss − limit's|, bits", "gap over steps, colours as above", loc="left")
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipslimit.measure.rates import RateFit
-
 from ..intervals import over_seeds
 from ..plots import rule_name
-from .results import BELOW_BIGRAM, FACTORS, WITHIN, BestRate, LanguageResult, PowerLaw, slope_of
+from .results import BELOW_BIGRAM, FACTORS, WITHIN, BestRate, LanguageResult, PowerLaw
 from .sampling import prompts_of
 from .setting import EXPONENTS
 
@@ -96,10 +94,10 @@ def _gap_lines(result: LanguageResult) -> list[str]:
     return lines
 
 
-def exponent(fit: PowerLaw | RateFit) -> str:
-    """With its interval, or for the whole law, which has no randomness, its range."""
-    slope, low, high = slope_of(fit)
-    return f"{slope:.2f} [{low:.2f}, {high:.2f}]".replace("-", "\N{MINUS SIGN}")
+def exponent(fit: PowerLaw) -> str:
+    """With its interval."""
+    low, high = fit.interval
+    return f"{fit.slope:.2f} [{low:.2f}, {high:.2f}]".replace("-", "\N{MINUS SIGN}")
 
 
 def _rate_lines(result: LanguageResult) -> list[str]:

@@ -11,7 +11,6 @@ import numpy as np
 import scipy
 
 from ipslimit.measure.errors import root_mean_square
-from ipslimit.measure.rates import RateFit, fit_rates
 from ipslimit.measure.rates.choices import FLOOR, LEAST_SIZES
 
 from ..store import numbers
@@ -116,7 +115,7 @@ class PowerLaw:
     ----------
     slope : float
     interval : (float, float)
-        95 %, by Student's t over the points.
+        95 %, by Student's t over the points; not less than the noise of so few seeds alone makes.
     constant : float
         C of gap ~ C size^slope.
     """
@@ -126,8 +125,8 @@ class PowerLaw:
     constant: float
 
     @classmethod
-    def of(cls, points: Sequence[tuple[int, float]]) -> PowerLaw:
-        """Of sizes and gaps.
+    def of(cls, points: Sequence[tuple[int, float]], seeds: int | None) -> PowerLaw:
+        """Of sizes and gaps, each of so many seeds; None where nothing is random.
 
         Raises
         ------
@@ -141,21 +140,12 @@ class PowerLaw:
         fit = scipy.stats.linregress(size, gap)
         slope = float(fit.slope)
         half = float(scipy.stats.t.ppf(0.975, len(size) - 2) * fit.stderr)
+        if seeds is not None:  # the log of an rms over n normal numbers deviates by (2 n)^-1/2
+            noise = (2.0 * seeds * len(size)) ** -0.5 / size.std()
+            half = max(half, float(scipy.stats.norm.ppf(0.975)) * float(noise))
         if not half <= WIDEST:
             raise ValueError(f"the seeds allow no more than {slope:.1f} ± {half:.1f}")
         return cls(slope, (slope - half, slope + half), math.exp(fit.intercept))
-
-
-def slope_of(fit: PowerLaw | RateFit) -> tuple[float, float, float]:
-    """The exponent, and the ends of its interval or range."""
-    return (fit.slope if isinstance(fit, PowerLaw) else fit.exponent, *fit.interval)
-
-
-def fitted(fit: PowerLaw | RateFit) -> dict:
-    """Plain types, for a file."""
-    slope, *interval = slope_of(fit)
-    kind = "confidence interval" if isinstance(fit, PowerLaw) else fit.kind
-    return {"exponent": slope, "ci95": interval, "kind": kind, "constant": fit.constant}
 
 
 def _size_of(gaps: np.ndarray) -> float:
@@ -181,7 +171,7 @@ class LanguageResult:
         Held-out loss in bits per character; H = inf is the whole law, of one seed.
     rounding : float
         What the other dtype changes of the final loss of one run, in bits per character.
-    fits : dict H -> PowerLaw, of H = inf RateFit, or None
+    fits : dict H -> PowerLaw or None
         Of the gap of the final loss to the limit's, in L.
     in_product : PowerLaw or None
         Of the gap to the whole law at the same depth, in L H.
@@ -213,8 +203,7 @@ class LanguageResult:
         self.rounding = abs(other - float(self.bits[cell.depth, cell.heads][0, -1]))
         self.depths, self.heads = sorted(setting.models.depths), sorted(setting.models.heads)
         self.refused: list[str] = []
-        self.fits = {heads: self._fit_gap(heads) for heads in self.heads}
-        self.fits[math.inf] = self._fit_bias()
+        self.fits = {heads: self._fit_gap(heads) for heads in (*self.heads, math.inf)}
         self.in_product = self._fit_product()
         self.rates = list(self._best_rates())
         self.own, self.plain = self._held()
@@ -239,36 +228,26 @@ class LanguageResult:
 
     # ------------------------------------------------------------------ fits
 
-    def _fit_bias(self) -> RateFit | None:
-        """Of the gap of the whole law to the limit, in L."""
-        if not math.isfinite(self.floor):
-            self.refused.append("H = inf in L: no fit, the limit's error is not known")
-            return None
-        same = {"step": self.steps[-1], "variable": "loss", "norm": "abs", "set": "probe"}
-        same |= {"term": "bias", "H": math.inf, "seed": 0}
-        gaps = {depth: abs(float(self.gaps(depth, math.inf)[0])) for depth in self.depths}
-        rows = [same | {"L": depth, "error": gap} for depth, gap in gaps.items()]
-        fits = fit_rates(rows, reference_error=self.floor)
-        self.refused += [f"H = inf in L: no fit, {r['reason']}" for r in fits.refused]
-        return fits.fits[0] if fits.fits else None
-
-    def _fit_gap(self, heads: int) -> PowerLaw | None:
+    def _fit_gap(self, heads: float) -> PowerLaw | None:
         """Of the gap to the limit at one H, in L."""
         gaps = [(depth, _size_of(self.gaps(depth, heads))) for depth in self.depths]
-        return self._power_law(f"H = {heads} in L", gaps, self.floor)
+        seeds = None if math.isinf(heads) else self.setting.models.seeds
+        return self._power_law(f"H = {heads:g} in L", gaps, self.floor, seeds)
 
     def _fit_product(self) -> PowerLaw | None:
         """Of the gap to the whole law at the same depth, in L H."""
         cells = itertools.product(self.depths, self.heads)
         gaps = [(L * H, _size_of(self.fluctuation(L, H))) for L, H in cells]
-        return self._power_law("all H in L H", gaps, self.rounding)
+        return self._power_law("all H in L H", gaps, self.rounding, self.setting.models.seeds)
 
-    def _power_law(self, name: str, gaps: list[tuple[int, float]], floor: float) -> PowerLaw | None:
+    def _power_law(
+        self, name: str, gaps: list[tuple[int, float]], floor: float, seeds: int | None
+    ) -> PowerLaw | None:
         """Of what stands clear of the floor; or None, and why in `refused`."""
         # not what is NaN, nor anything above a floor that is
         clear = [(size, gap) for size, gap in gaps if gap >= FLOOR * floor and gap > 0.0]
         try:
-            return PowerLaw.of(clear)
+            return PowerLaw.of(clear, seeds)
         except ValueError as reason:
             left = f" ({len(gaps) - len(clear)} cell(s) below {FLOOR:g} x {floor:.1e} left out)"
             self.refused.append(f"{name}: no fit, {reason}{left if len(clear) < len(gaps) else ''}")
@@ -387,9 +366,11 @@ class LanguageResult:
                 for (depth, heads), losses in self.bits.items()
             ],
             "fits": [
-                {"H": heads} | fitted(fit) for heads, fit in self.fits.items() if fit is not None
+                {"H": heads} | dataclasses.asdict(fit)
+                for heads, fit in self.fits.items()
+                if fit is not None
             ],
-            "in_product": fitted(self.in_product) if self.in_product else None,
+            "in_product": dataclasses.asdict(self.in_product) if self.in_product else None,
             "held": {
                 name: dataclasses.asdict(held)
                 for name, held in (("own", self.own), ("plain", self.plain))
