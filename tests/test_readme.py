@@ -11,23 +11,35 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_first_example_runs_and_converges(capsys):
-    (code,) = (block for block in BLOCKS if "solve_limit" in block)
+def run_on(*words):
+    """The names that blocks leave, each found by a word, one after another."""
     names = {}
-    exec(code, names)
+    for word in words:
+        (code,) = (block for block in BLOCKS if word in block)
+        exec(code, names)
+    return names
+
+
+def test_the_first_example_runs_and_converges(capsys):
+    names = run_on("import solve_limit")
     assert names["limit"].status == "converged"
     printed = capsys.readouterr().out
     assert "converged" in printed and "tensor(" in printed
 
 
 def test_the_example_of_a_block_trains_on_from_the_first():
-    names = {}
-    for word in ("solve_limit", "XavierPerceptrons"):
-        (code,) = (block for block in BLOCKS if word in block)
-        exec(code, names)
+    names = run_on("import solve_limit", "batch=4")
     run = names["run"]
     assert run.status == "ok" and run.units[8]["perceptron"].w_in.shape == (1, 16, 32, 8, 4)
     assert len(run.batches[3]) == 4
+
+
+def test_the_example_of_a_language_model_comes_near_its_limit():
+    names = run_on("import solve_limit", "batch=4", "TokenProblem")
+    run, limit = names["run"], names["limit"]
+    assert limit.status == "converged" and limit.probe_loss_error[8] < 1e-3
+    assert (run.probe_loss[8] - limit.probe_loss[8]).abs().max() < 0.05
+    assert limit.probe_loss[8] < limit.probe_loss[0] - 0.1
 
 
 @pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "SAGGS"])
