@@ -81,6 +81,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "sgd": {"lr": 0.02, "weight_decay": 0.01},
     "lion": {"lr": 0.02},
     "muon": {"lr": 0.02},
+    "gauge-adamw": _ADAM,
     "truncated-normal": {"std": 0.5, "bound": 1.0},
 }
 

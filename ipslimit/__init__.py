@@ -24,8 +24,8 @@ _NAMES = {
     "model.perceptrons": "Perceptrons",
     "model.problem": "Problem",
     "model.rules": (
-        "SGD AdamW BlockAdamW Clip ElementwiseRule LearningRate Lion Muon Rebalance Rule "
-        "SBOAdamW by_depth warmup_cosine"
+        "SGD AdamW BlockAdamW Clip ElementwiseRule GaugeAdamW LearningRate Lion Muon Rebalance "
+        "Rule SBOAdamW by_depth warmup_cosine"
     ),
     "model.runs": "ParticleRun",
     "model.token_problem": "TokenProblem",

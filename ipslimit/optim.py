@@ -1,5 +1,6 @@
 """Optimizers for any torch model, by the conventions of torch.optim."""
 
+from .torchmodels.gauge import GaugeAdamW
 from .torchmodels.pair_check import verify_pairs
 from .torchmodels.pair_search import FoundPairs, find_pairs
 from .torchmodels.pairs import Pair, Part, Side
@@ -11,6 +12,7 @@ __all__ = [
     "SAGGS",
     "Balanced",
     "FoundPairs",
+    "GaugeAdamW",
     "Pair",
     "Part",
     "SBOAdamW",

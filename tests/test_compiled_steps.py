@@ -13,6 +13,7 @@ from ipslimit import (
     AdamW,
     BlockAdamW,
     Clip,
+    GaugeAdamW,
     Heads,
     Lion,
     Rebalance,
@@ -122,6 +123,7 @@ SCHEDULED = [
     lambda lr: AdamW(lr, eps=0.1),
     lambda lr: BlockAdamW(lr, eps=0.1, weight_decay=0.1),
     lambda lr: Lion(lr, weight_decay=0.1),
+    lambda lr: GaugeAdamW(lr, eps=0.1, weight_decay=0.1),
     lambda lr: Rebalance(Clip(SBOAdamW(lr, eps=0.1, centre="ema", transport=True), 4.0), 2),
 ]
 

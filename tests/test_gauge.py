@@ -7,7 +7,9 @@ import matplotlib.image
 import pytest
 
 from ipslimit.experiments.cli import main
+from ipslimit.experiments.gauge.experiment import TREATMENTS, GaugeSetting
 from ipslimit.experiments.provenance import provenance
+from ipslimit.experiments.settings import Setting
 
 FLAGS = (
     "gauge --d 3 --m 2 --tokens 3 --contexts 2 --atoms 4 --steps 2 --eps 0.1 --lr 0.1 "
@@ -39,8 +41,9 @@ def test_balanced_laws_keep_together_and_others_part_the_more_the_larger_the_fac
             largest[key] = max(largest.get(key, 0.0), float(row["distance"]))
     for model in ("limit", "particles"):
         for factor in (4.0, 16.0):
-            none, soft, hard = (largest[t, model, factor] for t in ("none", "soft", "hard"))
-            assert none > soft > 1e-3 > 1e-13 > hard  # rounding, over 33 nodes and two steps
+            none, soft, hard, exact = (largest[t, model, factor] for t in TREATMENTS)
+            # rounding, over 33 nodes and two steps
+            assert none > soft > 1e-3 > 1e-13 > max(hard, exact)
         assert largest["none", model, 16.0] > largest["none", model, 4.0]
 
 
@@ -56,10 +59,10 @@ def test_all_results_are_written(finished):
         "gauge.sha256",
         ".gauge",
     }
-    assert len(list((finished / "cells").iterdir())) == 3 * (1 + 2 * 2)
+    assert len(list((finished / "cells").iterdir())) == 4 * (1 + 2 * 2)
     assert matplotlib.image.imread(finished / "gauge.png").std() > 0.05  # not blank
     numbers = json.loads((finished / "gauge.json").read_text())
-    assert len(numbers["rows"]) == 3 * 2 * 2 * 2 * 2 * 3  # treatment f gauge model variable step
+    assert len(numbers["rows"]) == 4 * 2 * 2 * 2 * 2 * 3  # treatment f gauge model variable step
     assert 0 < numbers["limit_error"] <= 1e-3 and numbers["notes"] == []
     assert json.loads((finished / "config.json").read_text()).items() >= provenance("cpu").items()
 
@@ -75,6 +78,14 @@ def test_a_killed_study_resumes_to_the_same_files(finished, capsys):
         assert (finished / name).read_bytes() == content
 
 
+def test_exact_steps_are_those_of_adamw_alone_with_its_options():
+    study = GaugeSetting(Setting(lr=0.1, weight_decay=0.0))
+    exact = study.rule("exact")
+    assert repr(exact) == repr(study.rule("none")).replace("AdamW(", "GaugeAdamW(")
+    for other in (Setting(rule="lion"), Setting(clip=1.0)):
+        assert GaugeSetting(other).treatments == TREATMENTS[:-1]
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -86,6 +97,7 @@ def test_a_killed_study_resumes_to_the_same_files(finished, capsys):
         (["--soft", "1"], "soft must be"),
         (["--every", "0"], "every must be at least 1"),
         (["--rule", "sgd", "--momentum", "0.9"], "momentum holds weight_decay"),
+        (["--rule", "gauge-adamw"], "its steps are the same in every gauge"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(capsys, tmp_path, flags, message):

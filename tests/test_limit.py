@@ -10,7 +10,7 @@ import torch
 from builders import BIASES, F64, generator, small_atoms, small_problem
 
 import ipslimit.solvers.limit
-from ipslimit import SGD, AdamW, Atoms, Heads, Problem, SBOAdamW, train_particles
+from ipslimit import SGD, AdamW, Atoms, GaugeAdamW, Heads, Problem, SBOAdamW, train_particles
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.on_grid import train_on_grid
@@ -121,7 +121,9 @@ def test_agrees_with_the_oracle_at_every_step(name, tol, agreement, method):
     assert (run.loss - loss).abs().max() < 5 * agreement
 
 
-@pytest.mark.parametrize("rule", [SMOOTH, SGD(0.3), SBOAdamW(0.03, eps=0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [SMOOTH, SGD(0.3), SBOAdamW(0.03, eps=0.1), GaugeAdamW(0.03, eps=0.1)], ids=repr
+)
 def test_particles_of_the_whole_law_have_order_one_towards_the_limit(rule):
     problem, depths, errors = small_problem(small_atoms(biases=BIASES)), (16, 32, 64, 128), {}
     run = solve_limit(problem, rule, 2, 1e-4, [0, 2], "cpu")  # 1e-2 of the smallest error

@@ -164,7 +164,7 @@ def test_workers_know_the_rule_and_the_law(mine):
     [
         (
             "sweep --rule sgd --eps 0.1",
-            "--eps is an option of adamw, block-adamw, sbo and muon; sgd has lr, "
+            "--eps is an option of adamw, block-adamw, sbo, muon and gauge-adamw; sgd has lr, "
             "momentum, weight_decay. Leave it out.",
         ),
         ("sweep --rule=sgd --weight_decay 0 --centre-decay 0.1", "--centre-decay is an option of"),
@@ -172,7 +172,10 @@ def test_workers_know_the_rule_and_the_law(mine):
         ("compare --law=xavier --atoms 3", "--atoms is an option of atoms; xavier has gain."),
         ("study laws --std 1", "--std is an option of truncated-normal; xavier has gain."),
         ("gauge --spread 1", "Unrecognized options: --spread"),
-        ("sweep --rule mine.py:Signum --eps 1", "muon; mine.py:Signum has lr, keep. Leave it out."),
+        (
+            "sweep --rule mine.py:Signum --eps 1",
+            "gauge-adamw; mine.py:Signum has lr, keep. Leave it out.",
+        ),
         ("sweep --law xavier --nodes 3", "nodes must be even in number, as those of"),
         (
             "sweep --rule mine.py:Lion",
@@ -262,7 +265,7 @@ def test_captions_show_what_the_rule_has():
         (
             {"rule": "sgd", "eps": 0.1},
             TypeError,
-            "eps is an option of adamw, block-adamw, sbo and muon;",
+            "eps is an option of adamw, block-adamw, sbo, muon and gauge-adamw;",
         ),
         ({"learning": 0.1}, TypeError, "learning must be a setting or an option of adamw"),
         ({"rule": "adam"}, ValueError, "rule must be one of adamw"),

@@ -68,9 +68,11 @@ def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
         control = found["control"]["losses"]
         rescaled = found["rescaled"]["losses"]  # the first is of the same function
         assert min(abs(a - b) for a, b in zip(rescaled[1:5], control[1:5])) > 1e-3
-        # by powers of two, hard SAGGS makes one and the same run of them
+        # by powers of two, hard SAGGS makes one and the same run of them, and so does GaugeAdamW
         for result in ("losses", "held_out"):
-            assert found["rescaled-hard"][result] == found["control-hard"][result]
+            for how in ("hard", "exact"):
+                assert found[f"rescaled-{how}"][result] == found[f"control-{how}"][result]
+        assert found["control-exact"]["losses"] != found["control-hard"]["losses"]
         assert found["rescaled-late"]["losses"][:5] == found["rescaled"]["losses"][:5]
         assert found["rescaled-late"]["losses"][6:] != found["rescaled"]["losses"][6:]
         assert found["untouched"]["losses"][:1] == found["rescaled"]["losses"][:1]

@@ -8,7 +8,7 @@ from typing import Annotated
 from ..frame.command import NO_MEMORY, ExperimentCommand
 from ..frame.outcome import Outcome
 from ..settings import Flat
-from .experiment import AS_IT_IS, GaugeCell, GaugeExperiment, GaugeSetting, numbers
+from .experiment import GaugeCell, GaugeExperiment, GaugeSetting, numbers
 from .results import COLUMNS, GaugeResult
 
 
@@ -17,7 +17,8 @@ class GaugeCommand(ExperimentCommand):
     """How much training depends on the gauge of the initial law, with and without balancing.
 
     Laws that differ by rescalings of Q against K and of V against O have the same field. Trained
-    by AdamW they part, in the particle transformer and in its limit; balanced, they do not.
+    by AdamW they part, in the particle transformer and in its limit; balanced, or by GaugeAdamW,
+    whose steps are the same in every gauge, they do not.
     Finished runs are kept in OUT/cells: run the same command again to resume.
     """
 
@@ -35,7 +36,7 @@ class GaugeCommand(ExperimentCommand):
     def find(self, experiment: GaugeExperiment, found: dict[GaugeCell, dict]) -> Outcome:
         from .figure import gauge_figure  # matplotlib is slow to import
 
-        as_it_is = {treatment: numbers(found[cell]) for treatment, cell in AS_IT_IS.items()}
+        as_it_is = {cell.treatment: numbers(found[cell]) for cell in experiment.setting.as_it_is}
         runs = {cell: numbers(found[cell]) for cell in experiment.setting.runs()}
         result = GaugeResult(experiment.setting, as_it_is, runs)
         return Outcome(

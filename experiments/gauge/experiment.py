@@ -23,7 +23,7 @@ from ..frame.task import Task
 from ..settings import Flat, Setting
 from ..store import finite
 
-TREATMENTS = ("none", "soft", "hard")
+TREATMENTS = ("none", "soft", "hard", "exact")
 # Either model in a cell, whose non-finite numbers are text.
 _MODEL = {"status": str, "notes": [str], "loss": list, "error": None, "x": dict, "p": dict}
 FORM = {"limit": _MODEL, "particles": _MODEL}
@@ -91,8 +91,19 @@ class GaugeSetting(Checked):
                 f"depth must be a multiple of {DEPTHS - 1}, to be compared at {DEPTHS} depths; got "
                 f"{self.depth}. Use {(self.depth // (DEPTHS - 1) + 1) * (DEPTHS - 1)}."
             )
-        for treatment in TREATMENTS:
+        for treatment in self.treatments:
             self.rule(treatment)
+
+    @property
+    def treatments(self) -> tuple[str, ...]:
+        """Without balancing, balanced, and by `GaugeAdamW`, which stands beside AdamW alone."""
+        exact = self.setting.rule == "adamw" and self.setting.clip is None
+        return TREATMENTS if exact else TREATMENTS[:-1]
+
+    @property
+    def as_it_is(self) -> list[GaugeCell]:
+        """The runs of the law as it is."""
+        return [AS_IT_IS[treatment] for treatment in self.treatments]
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -112,10 +123,12 @@ class GaugeSetting(Checked):
             GaugeCell(treatment, factor, gauge)
             for factor in sorted(self.factors)
             for gauge in range(self.gauges)
-            for treatment in TREATMENTS
+            for treatment in self.treatments
         ]
 
     def rule(self, treatment: str) -> Rule:
+        if treatment == "exact":
+            return self.setting.varied(rule="gauge-adamw").make_rule()
         rule = self.setting.make_rule()
         if treatment == "none":
             return rule
@@ -207,7 +220,7 @@ class GaugeExperiment(Experiment):
         self.device = device
 
     def cells(self) -> list[GaugeCell]:
-        return [*AS_IT_IS.values(), *self.setting.runs()]
+        return [*self.setting.as_it_is, *self.setting.runs()]
 
     def task(self, cell: GaugeCell) -> Task:
         fields = plain(self.setting)

@@ -10,7 +10,6 @@ from matplotlib.ticker import MaxNLocator
 
 from ..frame.plot import BESIDE, DOTTED, label, note, page, ticks_at
 from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption
-from .experiment import TREATMENTS
 from .results import GaugeResult
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def gauge_figure(result: GaugeResult) -> Figure:
     study = result.study
     figure, [(factor_axis, step_axis, loss_axis)] = page(1, 3, 2.9)
     last, largest = study.recorded[-1], max(study.factors)
-    for i, treatment in enumerate(TREATMENTS):
+    for i, treatment in enumerate(study.treatments):
         look = {"color": COLOURS[i], "marker": MARKERS[i], "ms": 3, "lw": 1.0}
         for model, style in STYLES.items():
             factors = sorted(study.factors)
@@ -55,10 +54,11 @@ def gauge_figure(result: GaugeResult) -> Figure:
         "none": "not balanced",
         "soft": f"soft ({study.soft:g}), every {study.every}",
         "hard": f"hard, every {study.every}",
+        "exact": "not balanced, GaugeAdamW",
     }
     handles = [
         Line2D([], [], color=COLOURS[i], marker=MARKERS[i], ms=3, lw=1.0, label=names[treatment])
-        for i, treatment in enumerate(TREATMENTS)
+        for i, treatment in enumerate(study.treatments)
     ]
     labels = {"limit": "limit", "particles": f"particles, L={study.depth}, H={study.heads}"}
     handles += [

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from .experiment import TREATMENTS, GaugeSetting
+from .experiment import GaugeSetting
 
 MODELS = ("limit", "particles")
 COLUMNS = [
@@ -90,7 +90,7 @@ class GaugeResult:
             f"distance of x from the law as it is, at step {last} (min .. max over gauges)",
             "balancing  factor  limit                    particles",
         ]
-        for treatment in TREATMENTS:
+        for treatment in self.study.treatments:
             for factor in self.study.factors:
                 cells = [_span(self.distances(treatment, m, factor, last)) for m in MODELS]
                 lines.append(f"{treatment:<9}  {factor:>6g}  {cells[0]:<23}  {cells[1]}")

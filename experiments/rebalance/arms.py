@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ipslimit.optim import SAGGS, FoundPairs, find_pairs, rescale_pair
+from ipslimit.optim import SAGGS, FoundPairs, GaugeAdamW, find_pairs, rescale_pair
 
 from ..frame.fields import Checked, Count, Real, Some
 from ..text.training import Trainer, held_out_loss
@@ -32,6 +32,8 @@ class Arm:
     saggs : "" or "hard" or "soft"
     at_start : bool
         SAGGS balances before the first step too.
+    exact : bool
+        GaugeAdamW goes on in the place of AdamW.
     fair : str
         The arm that differs from this one by the rescaling alone, if that is not the control.
     """
@@ -43,6 +45,7 @@ class Arm:
     moments: bool = True
     saggs: str = ""
     at_start: bool = True
+    exact: bool = False
     fair: str = ""
 
     @property
@@ -60,9 +63,12 @@ ARMS = (
     Arm("rescaled-soft", "rescaled, then soft SAGGS", saggs="soft"),
     Arm("rescaled-late", "rescaled, soft, not at restart", saggs="soft", at_start=False),
     Arm("control-hard", "control, then hard SAGGS", rescaled=False, saggs="hard"),
+    Arm("rescaled-exact", "rescaled, then GaugeAdamW", exact=True, fair="control-exact"),
+    Arm("control-exact", "control, then GaugeAdamW", rescaled=False, exact=True),
     Arm("start", "imbalanced start", resumed=False),
     # to rounding, this is also what hard SAGGS makes of the initial model itself
     Arm("start-hard", "imbalanced start, hard SAGGS", resumed=False, saggs="hard"),
+    Arm("start-exact", "imbalanced start, GaugeAdamW", resumed=False, exact=True),
 )
 KINDS = ("qk", "vo", "mlp")  # of pairs
 # Held-out windows that show whether what is done before the first step changes the loss.
@@ -113,6 +119,8 @@ def run_arm(
             rescale_pair(pair, treatment.factor, optimizer)
     if arm.saggs:
         _wrap(arm, trainer, pairs, treatment)
+    if arm.exact:
+        _replace(trainer, pairs)
     change = abs(held_out_loss(trainer.model, probes) - before)
     if arm.saggs and arm.at_start:
         change = max(change, _change_by_balancing(trainer, probes, before))
@@ -136,6 +144,13 @@ def run_arm(
 def _wrap(arm: Arm, trainer: Trainer, pairs: FoundPairs, treatment: Treatment) -> None:
     damping = 1.0 if arm.saggs == "hard" else treatment.damping
     trainer.optimizer = SAGGS(trainer.optimizer, pairs, treatment.every, damping, arm.at_start)
+
+
+def _replace(trainer: Trainer, pairs: FoundPairs) -> None:
+    """Go on by GaugeAdamW, from the groups and averages of AdamW."""
+    exact = GaugeAdamW([{"params": g["params"]} for g in trainer.optimizer.param_groups], pairs)
+    exact.load_state_dict(trainer.optimizer.state_dict())
+    trainer.optimizer = exact
 
 
 def _change_by_balancing(trainer: Trainer, held_out: np.ndarray, before: float) -> float:

@@ -18,8 +18,8 @@ class RebalanceCommand(ExperimentCommand):
     """Resume a small language model from rescaled checkpoints, with and without SAGGS.
 
     The checkpoint computes the same function however its symmetry pairs are scaled; AdamW trains
-    it differently, and SAGGS undoes that. Finished runs are kept in OUT/cells: run the same
-    command again to resume.
+    it differently. SAGGS undoes that, and the steps of GaugeAdamW do not depend on it. Finished
+    runs are kept in OUT/cells: run the same command again to resume.
     """
 
     setting: Annotated[RebalanceSetting, Flat] = RebalanceSetting()

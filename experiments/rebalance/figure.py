@@ -23,8 +23,11 @@ LOOK = {
     "rescaled-soft": (COLOURS[2], "-", "D"),
     "rescaled-late": (COLOURS[3], "-.", "^"),
     "control-hard": ("black", ":", "x"),
+    "rescaled-exact": (COLOURS[4], "-", "P"),
+    "control-exact": ("0.5", ":", "+"),
     "start": (COLOURS[1], "-", "o"),
     "start-hard": (COLOURS[0], "-", "s"),
+    "start-exact": (COLOURS[4], "-", "P"),
 }
 WINDOW = 10
 

@@ -92,24 +92,34 @@ class RebalanceResult:
         treated = [a for a in ARMS if a.resumed and (a.rescaled or a.saggs)]
         changes = [self.cells[variant, s, a.name]["restart_change"] for s in seeds for a in treated]
         change = float(np.max(changes))  # NaN if one is
-        apart = max(
-            _largest_difference(
-                *(self.cells[variant, s, n]["losses"] for n in ("rescaled-hard", "control-hard"))
+        apart = {
+            how: max(
+                _largest_difference(
+                    *(
+                        self.cells[variant, s, f"{n}-{how}"]["losses"]
+                        for n in ("rescaled", "control")
+                    )
+                )
+                for s in seeds
             )
-            for s in seeds
-        )
+            for how in ("hard", "exact")
+        }
         rescaled = self.find(variant, "rescaled").mean
-        fair = self.find(variant, "rescaled-hard", "control-hard").mean
+        fair, exact = (
+            self.find(variant, f"rescaled-{how}", f"control-{how}").mean for how in apart
+        )
         whole = self.find(variant, "rescaled-hard").mean
         share = None if None in (rescaled, whole) or not rescaled else abs(whole / rescaled)
-        alike = f"hard, rescaled against control, first {FIRST_STEPS} steps, nats"
+        alike = f"rescaled against control, first {FIRST_STEPS} steps, nats"
         return [
             Window("loss changed by rescaling and balancing, nats", -inf, 1e-5, change, variant),
-            Window(alike, -inf, 1e-5, apart, variant),
+            Window(f"hard, {alike}", -inf, 1e-5, apart["hard"], variant),
             Window("gap of the rescaled checkpoint, PPL", 1.0, inf, rescaled, variant),
             Window("gap of hard SAGGS against control then hard, PPL", -0.1, 0.1, fair, variant),
             Window("gap of hard SAGGS against control, PPL", -0.1, 0.1, whole, variant),
             Window("its size over the rescaled gap", -inf, 0.1, share, variant),
+            Window(f"GaugeAdamW, {alike}", -inf, 1e-5, apart["exact"], variant),
+            Window("gap of GaugeAdamW against control then it, PPL", -0.1, 0.1, exact, variant),
         ]
 
     def timings(self) -> list[dict]:

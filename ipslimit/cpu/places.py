@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..model.layout import Layout
+from ..model.rules.gauge import chains_of
 
 
 class Place(NamedTuple):
@@ -30,6 +31,11 @@ class Place(NamedTuple):
         What scales of the means: the pair, which side, first row, last row + 1.
     matrix_rows : int
         How many rows, from the first on, belong to matrices.
+    chained : array (matrices, 3)
+        Of every matrix that pairs connect to others, chain by chain: the chain, first row, last row
+        + 1.
+    gauged : array (members, 1 + matrices)
+        What scales with those: the block, and for each of them whether its factor is taken.
     """
 
     ends: np.ndarray
@@ -38,6 +44,8 @@ class Place(NamedTuple):
     members: np.ndarray
     followers: np.ndarray
     matrix_rows: int
+    chained: np.ndarray
+    gauged: np.ndarray
 
 
 @functools.cache
@@ -63,6 +71,12 @@ def place_of(layout: Layout) -> Place:
             for name, (_, matrix) in family.inputs.items():
                 if matrix in names:
                     followers.append((pair, side, *_ends(layout.inner_rows[name])))
+    chained, gauged = [], []
+    for number, chain in enumerate(chains_of(layout)):
+        before = len(chained)
+        chained += [(number, *_ends(slices[name])) for name in chain.matrices]
+        gauged += [(blocks[name], {before + k for k in ks}) for name, ks in chain.members]
+    gauged = [(block, *(k in taken for k in range(len(chained)))) for block, taken in gauged]
     return Place(
         np.array([rows.stop for rows in slices.values()], np.int64),
         _table(maps, 6),
@@ -70,6 +84,8 @@ def place_of(layout: Layout) -> Place:
         _table(members, 5),
         _table(followers, 4),
         layout.matrix_rows,
+        _table(chained, 3),
+        _table(gauged, 1 + len(chained)),
     )
 
 

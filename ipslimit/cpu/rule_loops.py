@@ -14,10 +14,13 @@ import math
 import numpy as np
 from numba import njit
 
-from ..model.rules.adamw import AdamW, adam_step
+from ..model.rules.adamw import AdamW, adam_direction, adam_moments, adam_step
+from ..model.rules.gauge import gauge_factor
 from .formulas import for_entries
 
 _adam_step, _adamw = for_entries(adam_step), for_entries(AdamW.formula)
+_moments, _direction = for_entries(adam_moments), for_entries(adam_direction)
+_gauge_factor = for_entries(gauge_factor)
 
 
 @njit
@@ -115,6 +118,75 @@ def _subtract_product(affine, rows, c):
             out, centred = _ends_of(affine, i, j)
             for h in range(rows.shape[1]):
                 rows[start + i * second + j, h] -= rows[bias + out, h] * c[centred, h]
+
+
+@njit(error_model="numpy")
+def gauge_adamw(n, block, per_token, place, theta, g, means, states):
+    """One step of `GaugeAdamW` on a block, by its numbers n."""
+    if block == 0:  # while all matrices have the norms that they had before the step
+        _gauge_directions(n, per_token, place, theta, g, states)
+    for i in range(place.ends[block - 1] if block else 0, place.ends[block]):
+        for h in range(theta.shape[1]):
+            theta[i, h] = n.keep * theta[i, h] - n.lr * g[i, h]
+
+
+@njit(error_model="numpy")
+def _gauge_directions(n, per_token, place, theta, g, states):
+    """Moments of all blocks, whose numbers differ in lr alone; g takes what theta moves against."""
+    first, second, _, skipped = states
+    scale = np.ones((len(place.ends), theta.shape[1]), theta.dtype)
+    _gauge_scale(n.floor, place, theta, scale, skipped)
+    start = 0
+    for block in range(len(place.ends)):
+        for i in range(start, place.ends[block]):
+            for h in range(theta.shape[1]):
+                s = scale[block, h]
+                first[i, h], second[i, h] = _moments(
+                    s * (per_token * g[i, h]), first[i, h], second[i, h], n
+                )
+                g[i, h] = s * _direction(first[i, h], second[i, h], n)
+        start = place.ends[block]
+
+
+@njit(error_model="numpy")
+def _gauge_scale(floor, place, theta, scale, skipped):
+    """Multiply scale (blocks, H) by the factors of `gauge_scale`, and count chains without any."""
+    number, matrices = theta.dtype.type, len(place.chained)
+    size = np.empty((2, theta.shape[1]), theta.dtype)
+    norms, factors = np.empty((2, matrices, theta.shape[1]), theta.dtype)
+    for k in range(matrices):
+        _norms(theta, place.chained[k, 1], place.chained[k, 2], size)
+        for h in range(theta.shape[1]):
+            zero = size[0, h] == 0
+            norms[k, h] = size[0, h] if zero else size[0, h] * math.sqrt(size[1, h])
+    for chain in range(len(skipped)):
+        for h in range(theta.shape[1]):
+            product, count, zeros = number(1), 0, 0
+            for k in range(matrices):
+                if place.chained[k, 0] == chain:
+                    product, count, zeros = (
+                        product * norms[k, h],
+                        count + 1,
+                        zeros + (norms[k, h] == 0),
+                    )
+            mean = math.sqrt(product) if count == 2 else product ** (number(1) / number(count))
+            if zeros > 1 or not mean < math.inf:
+                skipped[chain, h] += 1
+            for k in range(matrices):
+                if place.chained[k, 0] == chain:
+                    rest = number(1)
+                    for other in range(matrices):
+                        if place.chained[other, 0] == chain and other != k:
+                            rest *= norms[other, h]
+                    entries = number(math.sqrt(place.chained[k, 2] - place.chained[k, 1]))
+                    factors[k, h] = _gauge_factor(
+                        norms[k, h], floor * entries, mean, rest, zeros, count
+                    )
+    for member in place.gauged:
+        for k in range(matrices):
+            if member[1 + k]:
+                for h in range(theta.shape[1]):
+                    scale[member[0], h] *= factors[k, h]
 
 
 @njit(error_model="numpy")

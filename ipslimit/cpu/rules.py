@@ -21,7 +21,7 @@ from numba import njit
 from ..compilation import caller, compiled_callback, compiled_entry
 from ..model import rules
 from ..model.heads import Heads
-from ..model.rules import BlockAdamW, Clip, Rebalance, Rule, SBOAdamW
+from ..model.rules import BlockAdamW, Clip, GaugeAdamW, Rebalance, Rule, SBOAdamW
 from ..model.rules.base import is_built_in, made_by
 from ..model.rules.elementwise import ElementwiseRule, Numbers, numbers_type, rounded
 from ..model.rules.identity import of_class
@@ -30,10 +30,10 @@ from ..model.units import Units
 from . import formulas, places, rule_loops
 from .formulas import for_entries
 from .places import Place, place_of
-from .rule_loops import balance, block_adamw, clip, input_means, sbo_adamw
+from .rule_loops import balance, block_adamw, clip, gauge_adamw, input_means, sbo_adamw
 
-LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw}
-# The compiled steps know so many state tensors, and counts of pairs that were left unbalanced.
+LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw, GaugeAdamW: gauge_adamw}
+# The compiled steps know so many state tensors, and counts of pairs that were left alone.
 SLOTS = 3
 # What the sweeps are compiled from, and what the steps are.
 SOURCES = tuple(

@@ -27,6 +27,8 @@ B / c do as well:
     followers      who keeps means of inputs, and is told of a rescaling
     rescale        rescale_pair, balance: parameters, gradients and state together
     saggs          SAGGS: any optimizer, with its pairs balanced every few steps
+    gauge_plan     what a step is scaled by, out of the norms of matrices that pairs connect
+    gauge          GaugeAdamW: AdamW with steps that are the same in every gauge
 
 arguments has the checks that they share.
 """

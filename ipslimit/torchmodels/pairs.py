@@ -205,8 +205,8 @@ def as_pairs(pairs: Iterable) -> list[Pair]:
     ]
     if not made:
         raise ValueError(
-            "pairs must hold at least one pair; got none. Use find_pairs(model), or the optimizer "
-            "without SAGGS."
+            "pairs must hold at least one pair; got none. Use find_pairs(model), or a plain "
+            "optimizer."
         )
     _refuse_shared(made)
     return made

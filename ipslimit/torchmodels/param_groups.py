@@ -158,11 +158,11 @@ def check_options(options: dict) -> None:
         require_bool("foreach", options["foreach"])
 
 
-def refuse_sparse(params: Iterable[torch.Tensor]) -> None:
+def refuse_sparse(params: Iterable[torch.Tensor], optimizer: str = "SBOAdamW") -> None:
     """Refuse gradients whose moments would be dense."""
     for p in params:
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(
-                f"SBOAdamW does not support sparse gradients; got one of shape {tuple(p.shape)}. "
-                "Use nn.Embedding(..., sparse=False)."
+                f"{optimizer} does not support sparse gradients; got one of shape "
+                f"{tuple(p.shape)}. Use nn.Embedding(..., sparse=False)."
             )

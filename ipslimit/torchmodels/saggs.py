@@ -95,7 +95,7 @@ class SAGGS(Optimizer):
             )
         pairs = as_pairs(pairs)
         require_rescalable(optimizer, pairs, exponents)
-        _refuse_missing(optimizer, pairs)
+        refuse_missing(optimizer, pairs)
         # Optimizer.__init__ would make groups and state of its own; this is its other entrance
         self.__setstate__(
             {
@@ -231,7 +231,8 @@ class SAGGS(Optimizer):
         )
 
 
-def _refuse_missing(optimizer: Optimizer, pairs: list[Pair]) -> None:
+def refuse_missing(optimizer: Optimizer, pairs: list[Pair]) -> None:
+    """Refuse pairs of which the optimizer lacks a parameter that is trained."""
     held = trained_by(optimizer)
     for pair in pairs:
         for part in pair.parts:

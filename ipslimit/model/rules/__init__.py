@@ -4,6 +4,7 @@ from .adamw import AdamW, BlockAdamW
 from .base import Rule, State, input_means
 from .clip import Clip
 from .elementwise import ElementwiseRule
+from .gauge import GaugeAdamW
 from .learning_rate import LearningRate, by_depth, warmup_cosine
 from .lion import Lion
 from .muon import Muon
@@ -19,6 +20,7 @@ RULES: dict[str, type[Rule]] = {
     "sbo": SBOAdamW,
     "lion": Lion,
     "muon": Muon,
+    "gauge-adamw": GaugeAdamW,
 }
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "BlockAdamW",
     "Clip",
     "ElementwiseRule",
+    "GaugeAdamW",
     "LearningRate",
     "Lion",
     "Muon",

@@ -64,17 +64,25 @@ class AdamW(ElementwiseRule):
 
     @staticmethod
     def formula(theta, g, m, v, n):
-        m = lerp(m, g, n.rate1)
-        v = n.beta2 * v + n.rate2 * (g * g)
+        m, v = adam_moments(g, m, v, n)
         return adam_step(theta, m, v, n), m, v
 
 
-def adam_step(theta, m, v, n):
-    """theta after a step along the moments m and v, by the numbers of `AdamW`."""
+def adam_moments(g, m, v, n):
+    """The moments m and v with another gradient in them, by the numbers of `AdamW`."""
+    return lerp(m, g, n.rate1), n.beta2 * v + n.rate2 * (g * g)
+
+
+def adam_direction(m, v, n):
+    """m^ / (sqrt(v^) + eps): what theta moves against, in units of lr."""
     root = sqrt(v / n.bias2) + n.eps
     step = m / n.bias1
-    step = where(root == 0, step, step / root) if n.eps == 0 else step / root
-    return n.keep * theta - n.lr * step
+    return where(root == 0, step, step / root) if n.eps == 0 else step / root
+
+
+def adam_step(theta, m, v, n):
+    """theta after a step along the moments m and v."""
+    return n.keep * theta - n.lr * adam_direction(m, v, n)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
