@@ -3,6 +3,8 @@
 # make test:  run the tests           make test-all: with the slow ones
 # make test-oldest: the tests on the oldest versions that setup.cfg allows, with PYTHON=python3.10
 #             to 3.12; where pip finds torch for CUDA alone, it fetches 3 GB
+# make test-models: the optimizers on models of transformers, timm, x-transformers, Lightning and
+#             accelerate, which it installs; models are built from configs, nothing is downloaded
 # make stress: kill sweeps, workers and schedulers, fill disks; compare engines; measure memory
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
 # make lint:  ruff
@@ -12,7 +14,7 @@ BIN := .venv/bin
 # computed once.
 PARALLEL := -q -n auto --dist loadfile
 
-.PHONY: sweep report test test-all test-oldest stress bench lint clean
+.PHONY: sweep report test test-all test-oldest test-models stress bench lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -28,6 +30,10 @@ test-all: .venv/installed
 
 test-oldest: .venv-oldest/installed
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL)
+
+test-models: .venv/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[models]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m models tests/models
 
 stress: .venv/installed
 	$(BIN)/python -m pytest -q -m "slow or not slow" \

@@ -173,20 +173,32 @@ def normalised_weight():
 
 def with_other_projection():
     model = GroupedAttention()
-    model.q_proj = nn.Sequential(model.q_proj)
+    model.q_proj = nn.Sequential(model.q_proj, nn.Tanh())
     return model
 
 
-def with_inner_norm():
-    model = SwiGLU()
-    model.inner_norm = nn.RMSNorm(24)
-    return model
+class NormedSwiGLU(SwiGLU):
+    def __init__(self):
+        super().__init__()
+        self.inner = self.between()
+
+    def between(self):
+        return nn.RMSNorm(24)
+
+    def forward(self, x):
+        return self.down_proj(self.inner(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
 
 
-def with_property():
-    model = SwiGLU()
-    model.inner = type("Property", (nn.Module,), {})()
-    return model
+class Property(nn.Module):
+    def forward(self, x, scale):
+        return x
+
+
+class PropertySwiGLU(NormedSwiGLU):
+    """It cannot be called as it stands."""
+
+    def between(self):
+        return Property()
 
 
 class OtherAttention(nn.MultiheadAttention):
@@ -239,8 +251,12 @@ REFUSED = {
     "tied halves": (tied_halves, "matrix", r"halves share some \(tied weights\)"),
     "weight_norm": (normalised_weight, "matrix", "up_proj is Parametrized|by a parametrization"),
     "wrapped projection": (with_other_projection, "matrix", "q_proj is Sequential, not nn.Linear"),
-    "a norm inside": (with_inner_norm, "matrix", r"holds inner_norm \(RMSNorm\)"),
-    "a rope in the name of another": (with_property, "matrix", r"holds inner \(Property\)"),
+    "a norm inside": (NormedSwiGLU, "matrix", r"by .* of its size: it holds inner \(RMSNorm\)"),
+    "a rope in the name of another": (
+        PropertySwiGLU,
+        "matrix",
+        r"holds inner \(Property\).*not be tried",
+    ),
     "another forward": (
         lambda: OtherAttention(16, 4),
         "matrix",

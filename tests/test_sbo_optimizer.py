@@ -256,7 +256,8 @@ def test_output_projection_of_attention_is_refused_by_name():
         SBOAdamW(model)
     names = [m.name for m in SBOAdamW(model, exclude="*out_proj").maps]
     assert names == ["self_attn", "linear1", "linear2"]
-    SBOAdamW(nn.MultiheadAttention(8, 2, bias=False))  # nothing there to refuse
+    with pytest.warns(UserWarning, match="has found no affine layer with a bias"):
+        SBOAdamW(nn.MultiheadAttention(8, 2, bias=False))  # nothing there to refuse
 
 
 @pytest.mark.parametrize("centre", ["ema", "fixed"])

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from modules import seeded
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ipslimit import BoundaryProbe
@@ -252,3 +253,18 @@ def test_parallel_models_are_looked_into(process_group):
         assert [m.name for m in SBOAdamW(whole).maps] == NAMES
         assert BoundaryProbe(whole, adam(whole)).layers == NAMES
         assert [pair.name for pair in find_pairs(whole)] == ["mlp.0/2"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.filterwarnings("ignore:.*FSDP:UserWarning", "ignore:.*FSDP:FutureWarning")
+def test_flattened_weights_are_refused(process_group, own):
+    flat = FullyShardedDataParallel(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)),
+        use_orig_params=own,
+        device_id=torch.device("cpu"),
+    )
+    for use in (SBOAdamW, find_pairs, lambda model: BoundaryProbe(model, adam(model))):
+        with pytest.raises(ValueError, match="the model is in FullyShardedDataParallel"):
+            use(flat)
+    with pytest.raises(ValueError, match=r"0 is in FullyShardedDataParallel.*Use .*fully_shard"):
+        SBOAdamW(nn.Sequential(flat, nn.Linear(2, 2)))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..checks import require_several, shown
+from .affine import affine_form
 from .wrappers import matches, uncompiled
 
 
@@ -24,7 +25,7 @@ class AffineMap:
     module : nn.Module
         The module that is called.
     weight : Parameter
-        Its outputs are its first dimension: (outputs, ...).
+        Its outputs are its first dimension: (outputs, ...); or (inputs, outputs), see `transposed`.
     bias : Parameter
         beta for a `CenteredLinear`.
     start, stop : int
@@ -35,6 +36,8 @@ class AffineMap:
     groups : int
         Blocks of equally many outputs with inputs of their own; more than len(inputs) only for a
         grouped convolution.
+    transposed : bool
+        z = x W + b: the outputs are the second dimension of the weight (GPT-2's Conv1D).
     """
 
     name: str
@@ -45,6 +48,7 @@ class AffineMap:
     stop: int
     inputs: tuple[int, ...] = (0,)
     groups: int = 1
+    transposed: bool = False
 
     def __repr__(self) -> str:
         return f"AffineMap({self.name}: {tuple(self.weight.shape)})"
@@ -59,9 +63,18 @@ class AffineMap:
         """Whether the map is written z = S (x - c) + beta."""
         return is_centred(self.module)
 
+    @property
+    def outputs(self) -> int:
+        """How many there are."""
+        return self.weight.shape[1 if self.transposed else 0]
+
+    def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the weight's shape with the outputs first (a view)."""
+        return tensor.T if self.transposed else tensor
+
     def blocks(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the weight's shape as (groups, outputs of a group, inputs of a group)."""
-        return tensor.reshape(self.groups, tensor.shape[0] // self.groups, -1)
+        return self.matrix(tensor).reshape(self.groups, self.outputs // self.groups, -1)
 
     def own_bias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor of the bias's shape that goes with the weight (a view)."""
@@ -82,7 +95,7 @@ class AffineMap:
         """
         columns = bias.reshape(self.groups, -1, 1)
         blocks = torch.baddbmm(self.blocks(weight), columns, mean.unsqueeze(1), alpha=-1)
-        return blocks.view(weight.shape)
+        return blocks[0].T.contiguous() if self.transposed else blocks.view(weight.shape)
 
     def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W mu, (outputs,), for a tensor of the weight's shape and mu (groups, inputs)."""
@@ -117,7 +130,8 @@ def find_maps(
 ) -> tuple[list[AffineMap], list[str]]:
     """The affine maps among modules, and the names of those whose inputs nobody can see.
 
-    Found are `nn.Linear`, `nn.Conv1d`, `CenteredLinear` and the input projections of
+    Found are `nn.Linear` and what computes the same of its weight and bias (GPT-2's Conv1D; see
+    `affine_form`), `nn.Conv1d`, `CenteredLinear` and the input projections of
     `nn.MultiheadAttention`, each with a bias and with a plain parameter as its weight (a
     parametrized weight, as of `weight_norm`, moves with its own parameters).
 
@@ -169,7 +183,8 @@ def _as_declared(module: nn.Module) -> bool:
     """Whether the module computes what its kind says."""
     kinds = (nn.Linear, nn.Conv1d, nn.MultiheadAttention)
     own = type(module).forward
-    return is_centred(module) or any(own is kind.forward for kind in kinds)
+    known = is_centred(module) or any(own is kind.forward for kind in kinds)
+    return known or affine_form(module) is not None
 
 
 def _excluded(modules, exclude) -> set[int]:
@@ -198,12 +213,23 @@ def _maps_of(name: str, module: nn.Module) -> list[AffineMap]:
     elif isinstance(module, (nn.Linear, nn.Conv1d)):
         bias = own.get("bias")
     else:
-        return []
+        return _unnamed_map(name, module)
     weight = own.get("weight")
     if weight is None or bias is None or weight.is_complex():
         return []
     groups = getattr(module, "groups", 1)
     return [AffineMap(name, module, weight, bias, 0, len(bias), groups=groups)]
+
+
+def _unnamed_map(name: str, module: nn.Module) -> list[AffineMap]:
+    """The map that a module of another class is, if it has a matrix and a bias of its own."""
+    own = module._parameters
+    shapes = [len(own[n].shape) for n in ("weight", "bias") if own.get(n) is not None]
+    form = affine_form(module) if shapes == [2, 1] else None
+    if form is None or form.bias is None:
+        return []
+    rows = (0, len(form.bias))
+    return [AffineMap(name, module, form.weight, form.bias, *rows, transposed=form.transposed)]
 
 
 def _attention_maps(name: str, module: nn.MultiheadAttention) -> list[AffineMap]:

@@ -28,11 +28,14 @@ class Part:
         whole, as in indexing.
     name : str
         For messages.
+    transposed : bool
+        The inputs of the matrix are ahead of its outputs, x W, as in GPT-2's Conv1D.
     """
 
     parameter: torch.Tensor
     index: tuple[slice, ...] = ()
     name: str = ""
+    transposed: bool = False
 
     def __post_init__(self):
         parameter, name = self.parameter, self.name or "the part"
@@ -83,7 +86,8 @@ class Part:
         return tensor[self.index] if self.index else tensor
 
     def along(self, dim: int) -> slice:
-        """Which entries along a dimension."""
+        """Which entries along a dimension: 0 for the outputs of a matrix, 1 for its inputs."""
+        dim = 1 - dim if self.transposed else dim
         return self.index[dim] if len(self.index) > dim else slice(None)
 
     def overlaps(self, other: Part) -> bool:

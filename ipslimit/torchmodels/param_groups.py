@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -55,6 +56,17 @@ def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
                 "exclude the layer."
             )
     return maps
+
+
+def warn_without_maps(modules: list[nn.Module], maps: list[AffineMap]) -> None:
+    """Say so where modules hold nothing in which the rule differs from AdamW."""
+    if modules and not maps:
+        warnings.warn(
+            "SBOAdamW has found no affine layer with a bias (LLaMA, T5 and others have none, and "
+            "what is excluded does not count), so that it is plain AdamW. Use torch.optim.AdamW, "
+            "or give the layers biases.",
+            stacklevel=3,
+        )
 
 
 def as_groups(groups) -> list[dict]:

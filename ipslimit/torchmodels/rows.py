@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..checks import shown
+from .affine import affine_form
 
 RowMask = torch.Tensor | Callable[[str, tuple[int, ...]], "torch.Tensor | None"] | None
 
@@ -20,7 +21,9 @@ def input_sizes(module: nn.Module) -> tuple[int, ...]:
         return (module.embed_dim, module.kdim, module.vdim)
     if isinstance(module, nn.Conv1d):
         return (module.in_channels * module.kernel_size[0],)
-    return (module.in_features,)
+    if hasattr(module, "in_features"):
+        return (module.in_features,)
+    return (module.weight.shape[0 if affine_form(module).transposed else 1],)
 
 
 class RowSums:
@@ -44,7 +47,7 @@ class RowSums:
         if isinstance(module, nn.MultiheadAttention):
             given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
             return torch.cat([self._linear(name, given[k]) for k in ("query", "key", "value")])
-        x = args[0] if args else kwargs["input"]
+        x = args[0] if args else next(iter(kwargs.values()))
         if isinstance(module, nn.Conv1d):
             return self._conv(name, module, x)
         return self._linear(name, x)

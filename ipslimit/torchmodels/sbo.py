@@ -18,6 +18,7 @@ from .param_groups import (
     modules_of,
     refuse_sparse,
     visible_maps,
+    warn_without_maps,
     with_params,
 )
 
@@ -36,9 +37,10 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     AdamW: layers without bias, other modules, a weight whose bias is frozen. Biases of affine
     layers, and beta of a `CenteredLinear`, are never decayed.
 
-    Affine layers are `nn.Linear`, `nn.Conv1d` (the rows are its windows) and the packed or
-    separate input projections of `nn.MultiheadAttention`. Its output projection is refused by
-    name, for it is applied without being called, so nobody sees its input: exclude it.
+    Affine layers have a bias and are `nn.Linear` or compute the same (GPT-2's Conv1D), `nn.Conv1d`
+    (rows are its windows) and the input projections of `nn.MultiheadAttention`; a model without any
+    gets a warning. The output projection of that is refused by name, for it is applied without
+    being called, so nobody sees its input: exclude it.
 
     Parameters
     ----------
@@ -139,9 +141,11 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         self.means = InputMeans(process_group=process_group)
         self._undecayed: set[nn.Parameter] = set()
         self._distinct: dict[AffineMap, str] = {}  # one of each set of tied maps: its centre's name
-        found = visible_maps([m for group in groups for m in modules_of(group)], exclude)
+        modules = [m for group in groups for m in modules_of(group)]
+        found = visible_maps(modules, exclude)
         super().__init__([with_params(group) for group in groups], defaults)
         self._adopt(found)
+        warn_without_maps(modules, found)
 
     def add_param_group(self, param_group: dict, exclude: Sequence[str | nn.Module] = ()) -> None:
         """Add a group with "modules" or "params" (see the class); `exclude` is for its modules."""

@@ -35,10 +35,10 @@ def parts_of(m: AffineMap, keys: Sequence[str], packed: Sequence[str]) -> dict[s
         if not matches(m.name, packed):
             named = matches(m.name.rpartition(".")[2], keys) or matches(m.name, keys)
             return {m.name: m.inputs == (1,) if attention else named}
-        if m.groups != 1 or len(m.weight) % 3:
+        if m.groups != 1 or m.outputs % 3:
             raise ValueError(
                 f"packed must name layers of three times as many outputs; got {m.name} with "
-                f"{len(m.weight)}. Take it out of the patterns."
+                f"{m.outputs}. Take it out of the patterns."
             )
     return {f"{name}[{part}]": part == "k" for part in "qkv"}
 
@@ -48,7 +48,7 @@ def stacks(maps: Sequence[AffineMap], parts: Sequence[Sequence[str]]) -> list[St
     alike: dict[tuple, list[int]] = {}
     for i, m in enumerate(maps):
         # a Conv1d and a Linear may be alike but for the shapes of their tensors
-        kind = (_shape(m, len(parts[i])), m.weight.shape, m.weight.dtype, m.weight.device)
+        kind = (_shape(m, len(parts[i])), m.matrix(m.weight).shape, m.weight.dtype, m.weight.device)
         alike.setdefault(kind, []).append(i)
     return [Stack([maps[i] for i in s], [parts[i] for i in s]) for s in alike.values()]
 
@@ -56,7 +56,7 @@ def stacks(maps: Sequence[AffineMap], parts: Sequence[Sequence[str]]) -> list[St
 def _shape(m: AffineMap, parts: int) -> tuple[int, int, int, int]:
     """(parts, groups of a part, outputs of a group, inputs of a group)."""
     groups = max(m.groups // parts, 1)  # the parts of a packed nn.MultiheadAttention are groups
-    return parts, groups, len(m.weight) // (parts * groups), m.weight[0].numel()
+    return parts, groups, m.outputs // (parts * groups), m.weight.numel() // m.outputs
 
 
 class Stack:
@@ -80,8 +80,9 @@ class Stack:
 
     def before(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Look at the gradients, and at what the step is going to change."""
-        gradients = [m.gradients() or self._none() for m in self.maps]
-        weights, biases = map(torch.stack, zip(*gradients, strict=True))
+        gradients = [m.gradients() or _none(m) for m in self.maps]
+        weights = torch.stack([m.matrix(g) for m, (g, _) in zip(self.maps, gradients, strict=True)])
+        biases = torch.stack([bias for _, bias in gradients])
         self.mean = torch.stack([self._spread(means[m]) for m in self.maps])
         # of every group
         outer = _norm(biases.view(self.shape[:-1]), -1) * _norm(self.mean, -1)
@@ -112,20 +113,15 @@ class Stack:
             if m.weight is first.parameter:
                 self.start[i].view(-1)[first.along(0)] *= scale
             if m.weight is second.parameter and pair.feeds:
-                channels = self.fixed[i].unflatten(-1, (m.weight.shape[1], -1))
+                channels = self.fixed[i].unflatten(-1, (m.matrix(m.weight).shape[1], -1))
                 channels[..., second.along(1), :] *= scale
             elif m.weight is second.parameter:
                 self.start[i].view(-1)[second.along(0)] /= scale
 
     def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of weights and biases."""
-        weight = torch.stack([m.weight for m in self.maps]).view(self.shape)
+        weight = torch.stack([m.matrix(m.weight) for m in self.maps]).view(self.shape)
         return weight, torch.stack([m.linear_bias() for m in self.maps]).view(self.shape[:-1])
-
-    def _none(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """NaN in place of the gradients of one layer."""
-        like = self.maps[0]
-        return tuple(torch.full_like(t, torch.nan) for t in (like.weight, like.linear_bias()))
 
     def _spread(self, mean: torch.Tensor | None) -> torch.Tensor:
         """(parts, groups, inputs) of the mean of one layer; a packed Linear has one for all."""
@@ -144,6 +140,11 @@ class Stack:
             if means[m] is not None and m in self.unplaced:
                 self.unplaced.remove(m)
                 self.fixed[i], self.start[i] = self.mean[i], start[i]
+
+
+def _none(m: AffineMap) -> tuple[torch.Tensor, torch.Tensor]:
+    """NaN in place of the gradients of one layer."""
+    return tuple(torch.full_like(t, torch.nan) for t in (m.weight, m.linear_bias()))
 
 
 def _norm(tensor: torch.Tensor, dim) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch import nn
 from .arguments import require_model
 
 _INNER = "_orig_mod"  # where torch.compile keeps what it wrapped
+_FLATTENED = "_fsdp_wrapped_module"  # where FullyShardedDataParallel keeps what it flattened
 
 
 def uncompiled(module: object) -> object:
@@ -38,12 +39,22 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ------
     TypeError
         If it is no module.
+    ValueError
+        If a part of it is in `FullyShardedDataParallel`, which flattens weights.
     """
     model = uncompiled(require_model(model))
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = uncompiled(model.module)
-    named = model.named_modules()
-    return [(plain_name(name), module) for name, module in named if uncompiled(module) is module]
+    named = [(plain_name(name), module) for name, module in model.named_modules()]
+    for name, module in named:
+        if hasattr(module, _FLATTENED):
+            raise ValueError(
+                "model must have its weights as matrices; "
+                f"{name or 'the model'} is in FullyShardedDataParallel, which keeps "
+                "them as pieces of one vector. Use torch.distributed.fsdp.fully_shard, or "
+                "DistributedDataParallel."
+            )
+    return [(name, module) for name, module in named if uncompiled(module) is module]
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
