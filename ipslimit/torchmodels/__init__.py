@@ -28,5 +28,6 @@ B / c do as well:
     rescale        rescale_pair, balance: parameters, gradients and state together
     saggs          SAGGS: any optimizer, with its pairs balanced every few steps
 
-arguments has the checks that they share.
+arguments has the checks that they share; shards, what FSDP2 leaves of a parameter on a process;
+rehearsal, the step that torch.distributed.checkpoint takes and that must be none.
 """

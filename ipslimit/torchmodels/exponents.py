@@ -11,6 +11,7 @@ from ..checks import require_int
 from .arguments import require_kind, require_optimizer
 from .followers import refuse_untold
 from .pairs import Pair, Part
+from .shards import alike
 
 # A parameter times c has its gradient, and every average of gradients, times 1/c. RMSprop's
 # momentum averages gradients over their own size, which have no scale.
@@ -148,7 +149,7 @@ def _fits(value: object, part: Part) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
-        and value.shape == part.parameter.shape
+        and alike(value, part.parameter)
     )
 
 

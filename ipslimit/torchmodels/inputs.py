@@ -149,6 +149,10 @@ class InputMeans(Masked):
             self._index = counts.to(device), counted_by.to(device)
         return self._index
 
+    def unseen(self) -> bool:
+        """Whether this process has seen no rows."""
+        return all(tap.leaf.grad is None for tap in self._tapped)
+
     def reset(self) -> None:
         """Forget the rows."""
         for tap in self._tapped:

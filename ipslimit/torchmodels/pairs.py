@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from ..checks import shown
 from .arguments import require_kind
+from .shards import block, require_by_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +69,8 @@ class Part:
                 "64 rows."
             )
         object.__setattr__(self, "index", index)
-        if not self.block.numel():
+        require_by_rows(name, parameter, "Shard with fully_shard alone, or leave the pair out.")
+        if not math.prod(self.shape):
             raise ValueError(
                 f"{name} must not be empty; got index {shown(index)} into shape "
                 f"{tuple(parameter.shape)}. Choose a block with entries."
@@ -75,12 +78,17 @@ class Part:
 
     @property
     def block(self) -> torch.Tensor:
-        """The part itself, a view into the parameter."""
+        """The part itself, a view into the parameter; the rows here of one that is sharded."""
         return self.of(self.parameter)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same block of a tensor with the parameter's shape, as a view."""
-        return tensor[self.index] if self.index else tensor
+        return block(tensor, self.index)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the part, wherever its rows are."""
+        return tuple(max(stop - start, 0) for start, stop in self._spans())
 
     def along(self, dim: int) -> slice:
         """Which entries along a dimension."""
@@ -243,7 +251,7 @@ def _refuse_shapes(pair: Pair) -> None:
     Which one it is depends on the modules: a Linear has its outputs first and an embedding last.
     Nor need it be equally long: several queries meet one key, and channels are flattened.
     """
-    shapes = [tuple(side.matrix.block.shape) for side in pair]
+    shapes = [side.matrix.shape for side in pair]
     lengths = [shape or (1,) for shape in shapes]
     if not any(a % b == 0 or b % a == 0 for a in lengths[0] for b in lengths[1]):
         raise ValueError(

@@ -26,8 +26,8 @@ def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
     Raises
     ------
     ValueError
-        If the inputs of one cannot be seen, or its weight is lazy or sharded, and `exclude` does
-        not name it.
+        If the inputs of one cannot be seen, its weight is lazy, or it is sharded otherwise than by
+        rows, and `exclude` does not name it.
     """
     if any(nn.parameter.is_lazy(p) for module in modules for p in module.parameters()):
         raise ValueError(
@@ -47,14 +47,19 @@ def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
             "with a forward of its own may change what enters the weight. Pass e.g. "
             "exclude=('*out_proj',) to train them by AdamW."
         )
-    for m in maps:
-        if type(m.weight).__name__ == "DTensor":
-            raise ValueError(
-                f"model must have whole parameters; got {m.name} with a sharded weight (DTensor), "
-                "whose inputs and outputs are on several devices. Use DistributedDataParallel, or "
-                "exclude the layer."
-            )
     return maps
+
+
+def refuse_shared_biases(known: list[AffineMap], new: list[AffineMap]) -> None:
+    """Refuse new maps that share a bias, but not the weight, with another or with known ones."""
+    for i, m in enumerate(new):
+        for other in known + new[:i]:
+            overlap = m.start < other.stop and other.start < m.stop
+            if m.bias is other.bias and overlap and m.key != other.key:
+                raise ValueError(
+                    f"{other.name} and {m.name} share a bias {tuple(m.bias.shape)} but not "
+                    "their weight: one bias cannot make up for two weights. Exclude one of them."
+                )
 
 
 def as_groups(groups) -> list[dict]:

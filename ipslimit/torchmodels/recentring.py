@@ -12,6 +12,7 @@ from ..checks import require_finite, require_int, require_real, shown
 from .arguments import require_kind, require_optimizer, trained_by
 from .inputs import InputMeans, Masked
 from .maps import AffineMap, find_maps
+from .rehearsal import rehearses
 from .wrappers import named_modules, plain_name
 
 
@@ -79,6 +80,8 @@ class Recentring(Masked):
 
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
+        if self.means.unseen() and rehearses(optimizer):
+            return
         self.steps += 1
         for m, mean in self.means.gather().items():
             if mean is None:

@@ -17,6 +17,7 @@ from torch import nn
 from .activations import refusal_of_activation
 from .pairs import Pair
 from .projections import Projection, mlp_pair, projection_of, query_key_pairs, value_output_pairs
+from .shards import original_class
 from .wrappers import uncompiled
 
 Found = dict[str, "Callable[[], list[Pair]] | str"]
@@ -145,7 +146,7 @@ def projected_attention(module: nn.Module, name: str, per: str) -> Found | None:
 
 def sequential(module: nn.Module, name: str, per: str) -> Found | None:
     """Linears in an nn.Sequential with homogeneous activations between them."""
-    if type(module) is not nn.Sequential:
+    if original_class(module) is not nn.Sequential:
         return None
     # named_children leaves out a second use
     children = [(name, uncompiled(child)) for name, child in module._modules.items()]
