@@ -44,9 +44,16 @@ def exponents_of(optimizer: Optimizer, declared: Mapping[str, int] | None) -> di
     Raises
     ------
     TypeError, ValueError
-        For what is no optimizer, and for an optimizer of which nothing is known.
+        For what is no optimizer, for an optimizer of which nothing is known, and for
+        ZeroRedundancyOptimizer.
     """
     require_optimizer(optimizer)
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise ValueError(
+            "optimizer must have the state of its parameters; got ZeroRedundancyOptimizer, which "
+            "keeps that of some of them, elsewhere, so that it would not follow. Use the plain "
+            "optimizer, with the model sharded by FSDP2's fully_shard."
+        )
     if declared is None:
         declared = getattr(optimizer, "state_exponents", None)
     if declared is not None:

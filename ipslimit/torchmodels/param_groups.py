@@ -73,7 +73,8 @@ def as_groups(groups) -> list[dict]:
         raise TypeError(
             "model must be an nn.Module or a list of param groups that name modules, since the "
             f"inputs of affine layers are needed; got {shown(groups)}. Pass the model, or e.g. "
-            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]."
+            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]; where something else "
+            "makes the optimizer of parameters, as ZeroRedundancyOptimizer does, use fully_shard."
         )
     found = [
         group | {"params": list(group["params"])}

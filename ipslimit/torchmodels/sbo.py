@@ -11,6 +11,7 @@ from torch.optim.adamw import adamw
 
 from .arguments import require_kind
 from .inputs import InputMeans, Masked
+from .joining import JoinsMeans
 from .maps import AffineMap
 from .param_groups import (
     as_groups,
@@ -25,7 +26,7 @@ from .rehearsal import Rehearsed
 from .shards import local
 
 
-class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer):
+class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
     r"""AdamW whose weight updates do not move the boundary of affine layers.
 
     For z = W x + b with input mean c, the gradient in the shape of the layer (the weight at fixed

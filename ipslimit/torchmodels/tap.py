@@ -47,6 +47,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
+from .joining import parallel_model
 from .rows import RowSums, input_sizes
 from .shards import is_sharded, local
 
@@ -118,6 +119,7 @@ class Tap:
         if torch._C._are_functorch_transforms_active():
             return None
         self._watch()  # weights may have been thawed
+        self.sums.parallel = parallel_model()
         sums = self.sums.of(self.name, module, args, kwargs)
         hooked = z._base if z._is_view() and z._base.requires_grad else z
         hooked.register_hook(lambda _: self._reached(sums))
