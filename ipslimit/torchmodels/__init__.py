@@ -30,5 +30,6 @@ B / c do as well:
     gauge_plan     what a step is scaled by, out of the norms of matrices that pairs connect
     gauge          GaugeAdamW: AdamW with steps that are the same in every gauge
 
-arguments has the checks that they share.
+arguments has the checks that they share; shards, what FSDP2 leaves of a parameter on a process;
+rehearsal, the step that torch.distributed.checkpoint takes and that must be none.
 """

@@ -30,7 +30,12 @@ def require_model(model: object) -> nn.Module:
 
 
 def require_optimizer(optimizer: object) -> torch.optim.Optimizer:
-    """Return `optimizer` if it is one of torch's."""
+    """Return `optimizer` if it is one of torch's, and steps when it is told to."""
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise ValueError(
+            "optimizer must step when step() is called; got ZeroRedundancyOptimizer with "
+            "overlap_with_ddp=True, which steps in backward(). Use overlap_with_ddp=False."
+        )
     return require_kind(
         "optimizer",
         optimizer,

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..checks import require_finite, require_int, resolve_device, shown
 from .arguments import require_kind
+from .shards import local
 
 
 class CenteredLinear(nn.Module):
@@ -117,7 +118,7 @@ class CenteredLinear(nn.Module):
     @torch.no_grad()
     def recentre_unchecked_(self, centre: torch.Tensor) -> None:
         """`recentre_` without its checks, for which the host would wait for the device."""
-        self.beta.addmv_(self.weight, centre - self.centre)
+        local(self.beta).addmv_(local(self.weight), centre - self.centre)
         self.centre.copy_(centre)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:

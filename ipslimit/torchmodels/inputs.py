@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..checks import shown
+from .joining import refuse_join_of_others
 from .maps import AffineMap
 from .rows import RowMask, RowSums
 from .tap import Tap
@@ -75,6 +76,7 @@ class InputMeans(Masked):
         self._handles: list = []
         self._on_tensors: list = []
         self.process_group = process_group
+        self.join_config = None  # what Join says of the owner
         self._own_hooks()
         self.add(maps)
 
@@ -101,6 +103,7 @@ class InputMeans(Masked):
         Tied maps have one mean, over the rows of all of them. In a process group every member
         has to call it.
         """
+        refuse_join_of_others(self._sums.parallel, self.join_config)
         if not self.maps:
             return {}
         flat, seen = self._sums_of_all()
@@ -148,6 +151,10 @@ class InputMeans(Masked):
             counted_by = torch.arange(len(lengths)).repeat_interleave(lengths)
             self._index = counts.to(device), counted_by.to(device)
         return self._index
+
+    def unseen(self) -> bool:
+        """Whether this process has seen no rows."""
+        return all(tap.leaf.grad is None for tap in self._tapped)
 
     def reset(self) -> None:
         """Forget the rows."""

@@ -15,6 +15,7 @@ from .followers import refuse_unsaid, register_rescale_hook
 from .inputs import InputMeans, Masked
 from .maps import find_maps
 from .pairs import Pair
+from .rehearsal import rehearses
 from .saggs import SAGGS
 from .stack import KEY_NAMES, NORMS, parts_of, stacks
 from .wrappers import matches, named_modules
@@ -200,8 +201,9 @@ class BoundaryProbe(Masked):
                 "a BoundaryProbe needs the gradients before step(); got a closure. Call "
                 "loss.backward() and then optimizer.step()."
             )
-        self._step += 1
-        self._due = (self._step - 1) % self.every == 0
+        rehearsal = not optimizer.state and rehearses(optimizer)
+        self._step += not rehearsal
+        self._due = not rehearsal and (self._step - 1) % self.every == 0
         if not self._due:
             return
         means = self.means.gather()

@@ -11,11 +11,13 @@ from torch import nn
 from ..checks import require_finite, require_int, require_real, shown
 from .arguments import require_kind, require_optimizer, trained_by
 from .inputs import InputMeans, Masked
+from .joining import JoinsMeans
 from .maps import AffineMap, find_maps
+from .rehearsal import rehearses
 from .wrappers import named_modules, plain_name
 
 
-class Recentring(Masked):
+class Recentring(Masked, JoinsMeans):
     """Lets the centres of a model's `CenteredLinear` layers follow the means of their inputs.
 
     After every step of the optimizer the mean of the step's rows enters an exponential average;
@@ -79,6 +81,17 @@ class Recentring(Masked):
 
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
+        if not (self.means.unseen() and rehearses(optimizer)):
+            self._step()
+
+    def _shadow(self) -> None:
+        self._step()
+
+    def _catch_up(self, source: int) -> None:
+        """Averages and steps are those of the others; the model's own `Join` has the centres."""
+
+    @torch.no_grad()
+    def _step(self) -> None:
         self.steps += 1
         for m, mean in self.means.gather().items():
             if mean is None:

@@ -38,9 +38,10 @@ class RowSums:
     def __init__(self):
         self.mask: RowMask = None
         self._last = None
+        self.parallel = None  # the DistributedDataParallel that was run last
 
     def __getstate__(self):
-        return {"mask": self.mask, "_last": None}  # a weak reference is not to be copied
+        return {"mask": self.mask, "_last": None, "parallel": None}  # weak references
 
     def of(self, name: str, module: nn.Module, args: Sequence, kwargs: dict) -> torch.Tensor:
         """[sum, number] of every input of the module behind each other, in one tensor."""

@@ -11,19 +11,23 @@ from torch.optim.adamw import adamw
 
 from .arguments import require_kind
 from .inputs import InputMeans, Masked
+from .joining import JoinsMeans
 from .maps import AffineMap
 from .param_groups import (
     as_groups,
     check_options,
     modules_of,
+    refuse_shared_biases,
     refuse_sparse,
     visible_maps,
     warn_without_maps,
     with_params,
 )
+from .rehearsal import Rehearsed
+from .shards import local
 
 
-class SBOAdamW(Masked, torch.optim.Optimizer):
+class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
     r"""AdamW whose weight updates do not move the boundary of affine layers.
 
     For z = W x + b with input mean c, the gradient in the shape of the layer (the weight at fixed
@@ -100,6 +104,9 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     those of a convolution. A weight tied to several biases has `centre_1`, `centre_2`, ... for
     the others, in the order of `maps`.
 
+    Models may be sharded by FSDP2 (`fully_shard`) before the optimizer is made: every process steps
+    the rows it has. Layers sharded otherwise (tensor parallelism) are refused by name.
+
     `SAGGS` can wrap it: centres are rescaled with what feeds them (`rescale_input`).
 
     A layer that received no rows and no gradient in a step (all zeros, after
@@ -168,15 +175,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     def _adopt(self, maps: list[AffineMap]) -> None:
         """Take maps under this optimizer's rule."""
         ours = [m for m in maps if not m.centred]
-        for i, m in enumerate(ours):
-            for other in self.maps + ours[:i]:
-                overlap = m.start < other.stop and other.start < m.stop
-                if m.bias is other.bias and overlap and m.key != other.key:
-                    raise ValueError(
-                        f"{other.name} and {m.name} share a bias {tuple(m.bias.shape)} but not "
-                        "their weight: one bias cannot make up for two weights. Exclude one of "
-                        "them."
-                    )
+        refuse_shared_biases(self.maps, ours)
         self.means.add(ours)
         self._undecayed |= {m.bias for m in maps}
         known = {m.key for m in self._distinct}
@@ -195,13 +194,15 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             refuse_sparse(group["params"])
+        if self._rehearsing():
+            return loss
         moving, skipped = self._moving()
         options = self._options()
         gradients = {}
         for m, centre in moving:
-            shape = gradients.get(m.weight, m.weight.grad)
-            gradients[m.weight] = m.less_outer(shape, m.own_bias(m.bias.grad), centre)
-        before = {weight: weight.clone() for weight in gradients}
+            shape = gradients.get(m.weight, local(m.weight.grad))
+            gradients[m.weight] = m.less_outer(shape, m.own_bias(local(m.bias.grad)), centre)
+        before = {weight: local(weight).clone() for weight in gradients}
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None and p not in skipped]
             kept = [p for p in params if p in self._undecayed]
@@ -210,7 +211,8 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
             self._adamw(group, decayed, group["weight_decay"], gradients)
         for m, centre in moving:
             if options[m.weight]["compensate"]:
-                m.own_bias(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
+                moved = local(m.weight) - before[m.weight]
+                m.own_bias(local(m.bias)).sub_(m.apply(moved, centre))
         self.means.reset()
         return loss
 
@@ -281,7 +283,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
             if m.weight.grad is not None and m.bias.grad is not None
         }
         for m, mean in live.items():
-            if mean is None and (bool(m.weight.grad.any()) or bool(m.bias.grad.any())):
+            if mean is None and any(bool(local(p.grad).any()) for p in (m.weight, m.bias)):
                 raise RuntimeError(
                     f"{m.name} has a gradient, but none of the inputs it came from was seen: its "
                     "weight is used without calling the module, the gradient was not made by "
@@ -322,16 +324,21 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
                 state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state
 
+    def _further_state(self) -> list[tuple[nn.Parameter, str, tuple[int, int]]]:
+        options, stored = self._options(), self._distinct.items()
+        found = [(m.weight, name, m.mean_shape) for m, name in stored]
+        return [entry for entry in found if options[entry[0]]["centre"] != "batch"]
+
     def _adamw(self, group: dict, params: list, weight_decay: float, gradients: dict) -> None:
         """AdamW on some parameters of a group; `gradients` replaces some of their own."""
         if not params:
             return
         states = [self._state_of(p) for p in params]
         adamw(
-            params,
-            [gradients.get(p, p.grad) for p in params],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [local(p) for p in params],
+            [gradients[p] if p in gradients else local(p.grad) for p in params],
+            [local(state["exp_avg"]) for state in states],
+            [local(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             foreach=group["foreach"],
@@ -356,6 +363,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         for group in self.param_groups:
             for name in self.defaults.keys() - {"differentiable"}:  # which torch adds
                 group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
+        self._drop_unknown()
 
 
 def _refuse_foreign(state: dict) -> None:

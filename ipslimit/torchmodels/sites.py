@@ -18,6 +18,7 @@ from .mlp_sites import experts, fused_gate, gated_mlp, plain_mlp
 from .pairs import Pair
 from .projections import Projection, mlp_pair, projection_of, query_key_pairs, value_output_pairs
 from .proposals import Found, Proposal, part_at
+from .shards import original_class
 from .wrappers import uncompiled
 
 
@@ -94,7 +95,7 @@ def sequential(module: nn.Module, name: str, per: str) -> Found | None:
     An nn.Sequential in it counts with its parts, and finds by itself the pairs that it holds. What
     has one matrix of twice the outputs that enter the next (GLU) gates one half with the other.
     """
-    if type(module) is not nn.Sequential:
+    if original_class(module) is not nn.Sequential:
         return None
     children = list(_flat(module))
     held = [_matrix(child) for _, child in children]
@@ -123,7 +124,7 @@ def _flat(module: nn.Sequential, path: str = ""):
     """(path, part) of all that runs one after another; named_children leaves out a second use."""
     for name, child in module._modules.items():
         child = uncompiled(child)
-        if type(child) is nn.Sequential:
+        if original_class(child) is nn.Sequential:
             yield from _flat(child, f"{path}{name}.")
         else:
             yield f"{path}{name}", child

@@ -9,6 +9,7 @@ from torch import nn
 
 from .maps import AffineMap, apply
 from .pairs import Pair
+from .shards import is_sharded, local, over_shards, rows_among, rows_here
 from .wrappers import matches
 
 # What is measured of every part; the ratios are taken when they are asked for.
@@ -48,7 +49,9 @@ def stacks(maps: Sequence[AffineMap], parts: Sequence[Sequence[str]]) -> list[St
     alike: dict[tuple, list[int]] = {}
     for i, m in enumerate(maps):
         # a Conv1d and a Linear may be alike but for the shapes of their tensors
-        kind = (_shape(m, len(parts[i])), m.matrix(m.weight).shape, m.weight.dtype, m.weight.device)
+        shape, weight = _shape(m, len(parts[i])), m.matrix(m.weight)
+        placed = [getattr(weight, name, None) for name in ("placements", "device_mesh")]
+        kind = (shape, weight.shape, weight.dtype, weight.device, *placed)
         alike.setdefault(kind, []).append(i)
     return [Stack([maps[i] for i in s], [parts[i] for i in s]) for s in alike.values()]
 
@@ -56,13 +59,14 @@ def stacks(maps: Sequence[AffineMap], parts: Sequence[Sequence[str]]) -> list[St
 def _shape(m: AffineMap, parts: int) -> tuple[int, int, int, int]:
     """(parts, groups of a part, outputs of a group, inputs of a group)."""
     groups = max(m.groups // parts, 1)  # the parts of a packed nn.MultiheadAttention are groups
-    return parts, groups, m.outputs // (parts * groups), m.weight.numel() // m.outputs
+    return parts, groups, m.outputs // (parts * groups), m.mean_shape[1]
 
 
 class Stack:
     """Layers whose weights, biases and means are stacked, so that a deep model costs few calls.
 
-    Shapes: n layers of (parts, groups, outputs, inputs), see `_shape`. A layer without rows or
+    Shapes: n layers of (parts, groups, outputs, inputs), see `_shape`; where they are sharded, each
+    row that is here is a part of its own until the norms are taken. A layer without rows or
     gradient has NaN in its place, and so all that comes of it.
 
     Parameters
@@ -75,6 +79,11 @@ class Stack:
         self.maps = maps
         self.names = [name for names in parts for name in names]
         self.shape = (len(maps), *_shape(maps[0], len(parts[0])))
+        self.rows, self.parts = None, len(parts[0])
+        if is_sharded(maps[0].weight):
+            here = rows_here(maps[0].weight)
+            self.rows = torch.arange(here.start, here.stop, device=maps[0].weight.device)
+            self.shape = (len(maps), len(self.rows), 1, 1, self.shape[-1])
         self.fixed = None  # the fixed coordinate of every layer
         self.unplaced = set(maps)
 
@@ -102,7 +111,16 @@ class Stack:
         effective, drift = outputs[..., 0], outputs[..., 1] - self.start
         vectors = torch.stack([shift, moved, shift + moved, bias, effective, drift])
         norms = torch.cat([torch.stack(self.gradients), _norm(vectors, (-2, -1))])
+        if self.rows is not None:
+            norms = self._over_parts(norms)
         return norms.flatten(1).T
+
+    def _over_parts(self, norms: torch.Tensor) -> torch.Tensor:
+        """(NORMS, layers, parts) of those of the rows here, over all processes."""
+        weight = self.maps[0].weight
+        squares = norms.new_zeros(*norms.shape[:2], self.parts)
+        squares.index_add_(2, self.rows // (len(weight) // self.parts), norms.square())
+        return over_shards(squares, weight).sqrt()
 
     def rescaled(self, pair: Pair, scale: float) -> None:
         """Put what is fixed into the units of a pair that was rescaled: A <- c A, B <- B / c."""
@@ -111,23 +129,25 @@ class Stack:
         first, second = (side.matrix for side in pair)
         for i, m in enumerate(self.maps):
             if m.weight is first.parameter:
-                self.start[i].view(-1)[first.along(0)] *= scale
+                self.start[i].view(-1)[rows_among(m.weight, first.along(0))] *= scale
             if m.weight is second.parameter and pair.feeds:
                 channels = self.fixed[i].unflatten(-1, (m.matrix(m.weight).shape[1], -1))
                 channels[..., second.along(1), :] *= scale
             elif m.weight is second.parameter:
-                self.start[i].view(-1)[second.along(0)] /= scale
+                self.start[i].view(-1)[rows_among(m.weight, second.along(0))] /= scale
 
     def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of weights and biases."""
-        weight = torch.stack([m.matrix(m.weight) for m in self.maps]).view(self.shape)
+        weight = torch.stack([m.matrix(local(m.weight)) for m in self.maps]).view(self.shape)
         return weight, torch.stack([m.linear_bias() for m in self.maps]).view(self.shape[:-1])
 
     def _spread(self, mean: torch.Tensor | None) -> torch.Tensor:
         """(parts, groups, inputs) of the mean of one layer; a packed Linear has one for all."""
         _, parts, groups, _, inputs = self.shape
         if mean is None:
-            return self.maps[0].weight.new_full((parts, groups, inputs), torch.nan)
+            return local(self.maps[0].weight).new_full((parts, groups, inputs), torch.nan)
+        if self.rows is not None:
+            mean = mean[self.rows // (len(self.maps[0].weight) // len(mean))]
         return mean.view(-1, groups, inputs).expand(parts, groups, inputs)
 
     def _place(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
@@ -144,7 +164,7 @@ class Stack:
 
 def _none(m: AffineMap) -> tuple[torch.Tensor, torch.Tensor]:
     """NaN in place of the gradients of one layer."""
-    return tuple(torch.full_like(t, torch.nan) for t in (m.weight, m.linear_bias()))
+    return tuple(torch.full_like(t, torch.nan) for t in (local(m.weight), m.linear_bias()))
 
 
 def _norm(tensor: torch.Tensor, dim) -> torch.Tensor:
