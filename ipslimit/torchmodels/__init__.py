@@ -11,6 +11,7 @@ A model is made of affine maps z = W x + b, each with the mean mu of its inputs:
     inputs         InputMeans: the means of a step, over accumulated passes and processes
     param_groups   param groups that name modules
     sbo            SBOAdamW: weight updates that do not move the boundary b + W mu
+    states         the state dicts that it loads
     centred        CenteredLinear: z = S (x - c) + beta;    conversion: whole models there and back
     recentring     when its centres move
     stack, probe   BoundaryProbe: how much of a training step moves the boundaries
@@ -28,5 +29,6 @@ B / c do as well:
     rescale        rescale_pair, balance: parameters, gradients and state together
     saggs          SAGGS: any optimizer, with its pairs balanced every few steps
 
-arguments has the checks that they share.
+averages has what lets an average of a model follow moved centres and rescaled pairs. arguments has
+the checks that they share, and eagerly keeps torch.compile off steps.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -61,28 +62,34 @@ class AffineMap:
 
     def blocks(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the weight's shape as (groups, outputs of a group, inputs of a group)."""
-        return tensor.reshape(self.groups, tensor.shape[0] // self.groups, -1)
+        outputs, *inputs = tensor.shape
+        return tensor.reshape(self.groups, outputs // self.groups, math.prod(inputs))
 
     def own_bias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor of the bias's shape that goes with the weight (a view)."""
         return tensor[self.start : self.stop]
 
     def mean(self, means: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(groups, inputs of a group) in the weight's kind, from the means of the module's inputs,
-        each with one entry behind it."""
+        """(groups, inputs of a group), from the means of the module's inputs, each with one entry
+        behind it. On the weight's device, and in its dtype, but at least in float32: an average of
+        means would come to a halt in less."""
         chosen = means[self.inputs[0]]
         if len(self.inputs) > 1:
             chosen = torch.stack([means[i] for i in self.inputs])
-        return chosen[..., :-1].reshape(self.groups, -1).to(self.weight)
+        inputs = math.prod(self.weight.shape[1:])
+        mean = chosen[..., :-1].reshape(self.groups, inputs)
+        return mean.to(self.weight.device, at_least_single(self.weight.dtype))
 
     def less_outer(self, weight, bias: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs).
 
         With b the gradient of the bias this is the gradient of the weight at a fixed output at mu.
+        The sum is taken in the dtype of mu.
         """
-        columns = bias.reshape(self.groups, -1, 1)
-        blocks = torch.baddbmm(self.blocks(weight), columns, mean.unsqueeze(1), alpha=-1)
-        return blocks.view(weight.shape)
+        columns = bias.reshape(self.groups, len(bias) // self.groups, 1).to(mean)
+        blocks = self.blocks(weight).to(mean)
+        shape = torch.baddbmm(blocks, columns, mean.unsqueeze(1), alpha=-1)
+        return shape.view(weight.shape).to(weight.dtype)
 
     def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W mu, (outputs,), for a tensor of the weight's shape and mu (groups, inputs)."""
@@ -104,7 +111,12 @@ class AffineMap:
 
 def apply(weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """W mu, (..., outputs), of weights (..., outputs, inputs) and means (..., inputs)."""
-    return (weight @ mean.unsqueeze(-1)).squeeze(-1)
+    return (weight.to(mean.dtype) @ mean.unsqueeze(-1)).squeeze(-1)
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which means and centres are kept beside parameters of a dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def is_centred(module: nn.Module) -> bool:

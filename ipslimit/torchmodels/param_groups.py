@@ -68,7 +68,8 @@ def as_groups(groups) -> list[dict]:
         raise TypeError(
             "model must be an nn.Module or a list of param groups that name modules, since the "
             f"inputs of affine layers are needed; got {shown(groups)}. Pass the model, or e.g. "
-            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]."
+            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]; transformers' Trainer "
+            "does with optimizer_cls_and_kwargs=(SBOAdamW, {'model': model, 'lr': 1e-3})."
         )
     found = [
         group | {"params": list(group["params"])}
@@ -148,9 +149,15 @@ def check_options(options: dict) -> None:
             f"a param group must have options out of {', '.join(OPTIONS)}; got "
             f"{shown(sorted(unknown, key=str))}. Correct the name, or leave it out."
         )
-    if isinstance(options["lr"], torch.Tensor):
-        raise TypeError("lr must be a float; got a tensor. Pass float(lr).")
-    require_real("lr", options["lr"], 0.0)
+    lr = options["lr"]
+    if isinstance(lr, torch.Tensor):
+        if lr.numel() != 1 or lr.is_complex():
+            raise ValueError(
+                "lr must be a real number or a tensor that holds one; got a tensor "
+                f"{tuple(lr.shape)} of {lr.dtype}. Give rates of their own to param groups."
+            )
+        lr = float(lr)
+    require_real("lr", lr, 0.0)
     rules.SBOAdamW(**{name: options[name] for name in SHARED})
     require_bool("compensate", options["compensate"])
     require_bool("maximize", options["maximize"])

@@ -10,7 +10,9 @@ from torch import nn
 
 from ..checks import require_finite, require_int, require_real, shown
 from .arguments import require_kind, require_optimizer, trained_by
-from .inputs import InputMeans, Masked
+from .eagerly import eagerly
+from .followers import wrapped
+from .inputs import InputMeans, Masked, refuse_unseen
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
 
@@ -29,7 +31,8 @@ class Recentring(Masked):
     ----------
     model : nn.Module
     optimizer : torch.optim.Optimizer
-        Any that trains the model, or layers of it; its `step` is what counts.
+        Any that trains the model, or layers of it, also as accelerate and Lightning wrap it; its
+        `step` is what counts.
     every : int
         T: steps between two moves.
     decay : float in [0, 1)
@@ -50,6 +53,17 @@ class Recentring(Masked):
     TypeError, ValueError
         On bad arguments, on a model without `CenteredLinear`, and where the optimizer trains none
         of them.
+    RuntimeError
+        By the optimizer's `step`, where a layer has a gradient but none of its inputs was seen, as
+        by `SBOAdamW`.
+
+    Notes
+    -----
+    An average of the model (`AveragedModel`, EMA, SWA) mixes outputs at one centre with outputs at
+    another, unless it is told of every move: `ipslimit.optim.carry_moves(model, average)`.
+
+    Averages and centres are in float32 where the model is in less. Rows count as long as gradients
+    do: where these are not zeroed after a step, the next one's mean is over the rows of both.
     """
 
     def __init__(
@@ -60,7 +74,7 @@ class Recentring(Masked):
         decay: float = 0.99,
         process_group=None,
     ):
-        require_optimizer(optimizer)
+        optimizer = require_optimizer(wrapped(optimizer))
         self.every = require_int("every", every)
         self.decay = require_real("decay", decay, 0.0, 1.0, include_high=False)
         maps = centred_maps(model)
@@ -77,10 +91,13 @@ class Recentring(Masked):
         self.optimizer = optimizer
         self._handle = optimizer.register_step_post_hook(self._after_step)
 
+    @eagerly
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.steps += 1
-        for m, mean in self.means.gather().items():
+        means = self.means.gather()
+        refuse_unseen(means, "the Recentring", "leave the layer an nn.Linear")
+        for m, mean in means.items():
             if mean is None:
                 continue
             (mean,), finite = mean, mean.isfinite().all()
@@ -90,7 +107,7 @@ class Recentring(Masked):
                 average.lerp_(torch.where(finite, mean, average), 1.0 - self.decay)
             elif finite:
                 self.averages[m.name] = mean.clone()
-        self.means.reset()
+        self.means.stepped()
         if self.steps % self.every == 0:
             for m in self.means.maps:
                 if m.name in self.averages:

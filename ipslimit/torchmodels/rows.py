@@ -63,7 +63,7 @@ class RowSums:
         return sums
 
     def _sum(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
         dtype = torch.promote_types(x.dtype, torch.float32)
         weights = self._weights(name, tuple(x.shape[:-1]))
         if weights is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from .maps import AffineMap, apply
+from .maps import AffineMap, apply, at_least_single
 from .pairs import Pair
 from .wrappers import matches
 
@@ -56,7 +57,7 @@ def stacks(maps: Sequence[AffineMap], parts: Sequence[Sequence[str]]) -> list[St
 def _shape(m: AffineMap, parts: int) -> tuple[int, int, int, int]:
     """(parts, groups of a part, outputs of a group, inputs of a group)."""
     groups = max(m.groups // parts, 1)  # the parts of a packed nn.MultiheadAttention are groups
-    return parts, groups, len(m.weight) // (parts * groups), m.weight[0].numel()
+    return parts, groups, len(m.weight) // (parts * groups), math.prod(m.weight.shape[1:])
 
 
 class Stack:
@@ -75,13 +76,14 @@ class Stack:
         self.maps = maps
         self.names = [name for names in parts for name in names]
         self.shape = (len(maps), *_shape(maps[0], len(parts[0])))
+        self.dtype = at_least_single(maps[0].weight.dtype)
         self.fixed = None  # the fixed coordinate of every layer
         self.unplaced = set(maps)
 
     def before(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Look at the gradients, and at what the step is going to change."""
         gradients = [m.gradients() or self._none() for m in self.maps]
-        weights, biases = map(torch.stack, zip(*gradients, strict=True))
+        weights, biases = (torch.stack(g).to(self.dtype) for g in zip(*gradients, strict=True))
         self.mean = torch.stack([self._spread(means[m]) for m in self.maps])
         # of every group
         outer = _norm(biases.view(self.shape[:-1]), -1) * _norm(self.mean, -1)
@@ -119,8 +121,9 @@ class Stack:
 
     def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of weights and biases."""
-        weight = torch.stack([m.weight for m in self.maps]).view(self.shape)
-        return weight, torch.stack([m.linear_bias() for m in self.maps]).view(self.shape[:-1])
+        weights = torch.stack([m.weight for m in self.maps]).to(self.dtype)
+        biases = torch.stack([m.linear_bias() for m in self.maps]).to(self.dtype)
+        return weights.view(self.shape), biases.view(self.shape[:-1])
 
     def _none(self) -> tuple[torch.Tensor, torch.Tensor]:
         """NaN in place of the gradients of one layer."""
@@ -131,8 +134,10 @@ class Stack:
         """(parts, groups, inputs) of the mean of one layer; a packed Linear has one for all."""
         _, parts, groups, _, inputs = self.shape
         if mean is None:
-            return self.maps[0].weight.new_full((parts, groups, inputs), torch.nan)
-        return mean.view(-1, groups, inputs).expand(parts, groups, inputs)
+            shape, device = (parts, groups, inputs), self.maps[0].weight.device
+            return torch.full(shape, torch.nan, dtype=self.dtype, device=device)
+        given = len(mean) // groups  # one for all parts, or one for each
+        return mean.view(given, groups, inputs).expand(parts, groups, inputs)
 
     def _place(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Fix the coordinate of layers that are seen for the first time."""

@@ -16,6 +16,8 @@ would count, though no gradient of theirs is in `.grad`. So rows are counted whe
                 gradients of before it are still there, in `_begin`: where they are None, or were
                 written to and are zero, the sums that went with them are dropped. The counter of
                 writes to a tensor tells a layer that got zero gradients from one that was zeroed.
+    step        drops nothing: gradients that are not zeroed after it go on being added to, and so
+                do the sums. `expire` looks for those of a step that no backward pass came before.
 
 A compiled model has no hooks in its backward graph. There z goes through `_Carry`, the identity
 whose backward gives `leaf` the sums for a gradient, so that they are an output of that graph.
@@ -45,6 +47,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
+from .maps import at_least_single
 from .rows import RowSums, input_sizes
 
 
@@ -73,6 +76,8 @@ class Tap:
         False in a copy that nobody has claimed (see `InputMeans`), and while paused.
     everything : bool
         Whether every forward pass counts, with or without gradient.
+    missed : bool
+        A backward pass while not active has added to gradients that are still there.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class Tap:
         self.sizes = input_sizes(module)
         self.active = True
         self.everything = False
+        self.missed = False
+        self._fresh = False  # a pass has come since the last step
         self.leaf = self._new_leaf()
         self.watch(handles)
 
@@ -159,10 +166,22 @@ class Tap:
     def _begin(self) -> None:
         """Once a backward pass, before it adds to anything: drop rows whose gradients are gone."""
         number = torch._C._current_graph_task_id()
-        if number != self._pass:
-            self._pass = number
-            if self.leaf.grad is not None and self._gradients_are_gone():
-                self.leaf.grad = None
+        if number == self._pass:
+            return
+        self._pass, self._fresh = number, True
+        if not self.active:
+            self.missed = True
+        elif (self.missed or self.leaf.grad is not None) and self._gradients_are_gone():
+            self.missed, self.leaf.grad = False, None
+
+    def expire(self) -> None:
+        """Drop rows whose gradients are gone, where no pass has come since the last step."""
+        if not self._fresh and self.leaf.grad is not None and self._gradients_are_gone():
+            self.leaf.grad = None
+
+    def stepped(self) -> None:
+        """A step has used the gradients; the rows stay as long as they do."""
+        self._fresh = False
 
     def _gradients_are_gone(self) -> bool:
         for weight in self.weights:
@@ -199,12 +218,13 @@ class Tap:
             self._watch()
         if sums.dtype != leaf.dtype or sums.device != leaf.device:
             sums = sums.to(leaf)
+        self._fresh = True
         # layers with one input share its sums, and compiled backward passes add in place
         leaf.grad = sums.clone() if leaf.grad is None else leaf.grad + sums
 
     def _new_leaf(self) -> torch.Tensor:
         like = self.weights[0]
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = at_least_single(like.dtype)
         length = sum(self.sizes) + len(self.sizes)
         return torch.zeros(length, dtype=dtype, device=like.device, requires_grad=True)
 
