@@ -331,7 +331,7 @@ def shared_rows(model):
 
 REFUSED = {
     "lr": (lambda m: gauge(m, lr=-1.0), "lr must be"),
-    "lr of two": (lambda m: gauge(m, lr=torch.ones(2)), r"lr must be one number; got a tensor"),
+    "lr of two": (lambda m: gauge(m, lr=torch.ones(2)), r"lr must be.*a tensor \(2,\)"),
     "betas": (lambda m: gauge(m, betas=(0.9, 1.0)), r"betas\[1\] must be"),
     "eps": (lambda m: gauge(m, eps=-1.0), "eps must be"),
     "weight_decay": (lambda m: gauge(m, weight_decay=-0.1), "weight_decay must be"),

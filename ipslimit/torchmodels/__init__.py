@@ -11,6 +11,7 @@ A model is made of affine maps z = W x + b, each with the mean mu of its inputs:
     inputs         InputMeans: the means of a step, over accumulated passes and processes
     param_groups   param groups that name modules
     sbo            SBOAdamW: weight updates that do not move the boundary b + W mu
+    states         the state dicts that it loads
     centred        CenteredLinear: z = S (x - c) + beta;    conversion: whole models there and back
     recentring     when its centres move
     stack, probe   BoundaryProbe: how much of a training step moves the boundaries
@@ -30,6 +31,8 @@ B / c do as well:
     gauge_plan     what a step is scaled by, out of the norms of matrices that pairs connect
     gauge          GaugeAdamW: AdamW with steps that are the same in every gauge
 
-arguments has the checks that they share; shards, what FSDP2 leaves of a parameter on a process;
-rehearsal, the step that torch.distributed.checkpoint takes and that must be none.
+averages has what lets an average of a model follow moved centres and rescaled pairs; joining, what
+a process without any more batches does. arguments has the checks that all share; shards, what FSDP2
+leaves of a parameter on a process; rehearsal, the step that torch.distributed.checkpoint takes and
+that must be none; eagerly keeps torch.compile off steps.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..checks import shown
+from ..checks import require_real, shown
 
 
 def require_kind(name: str, value: object, kinds: type | tuple[type, ...], rule: str, remedy: str):
@@ -22,6 +22,18 @@ def require_out_of(name: str, values: tuple, allowed: tuple[str, ...]) -> None:
             f"{name} must be out of {', '.join(allowed)}; got {shown(values)}. Use "
             f"{name}={allowed[0]!r}."
         )
+
+
+def require_rate(lr: object) -> float:
+    """A learning rate as a float: a number, or a tensor that holds one."""
+    if isinstance(lr, torch.Tensor):
+        if lr.numel() != 1 or lr.is_complex():
+            raise ValueError(
+                "lr must be a real number or a tensor that holds one; got a tensor "
+                f"{tuple(lr.shape)} of {lr.dtype}. Give rates of their own to param groups."
+            )
+        lr = float(lr)
+    return require_real("lr", lr, 0.0)
 
 
 def require_model(model: object) -> nn.Module:

@@ -9,9 +9,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from ..checks import require_bool, require_real
+from ..checks import require_bool
 from ..model import rules
-from .arguments import require_kind
+from .arguments import require_kind, require_rate
 from .gauge_plan import Plan
 from .pairs import as_pairs
 from .param_groups import refuse_sparse
@@ -288,15 +288,7 @@ def _gauge_adamw(group: dict, pieces: list[_Piece]) -> None:
 
 def _check_options(options: dict) -> None:
     """Refuse bad values in a param group with all its options."""
-    lr = options["lr"]
-    if isinstance(lr, torch.Tensor):
-        if lr.numel() != 1:
-            raise ValueError(
-                f"lr must be one number; got a tensor of shape {tuple(lr.shape)}. Pass float(lr), "
-                "or one group for each rate."
-            )
-        lr = float(lr)
-    require_real("lr", lr, 0.0)
+    require_rate(options["lr"])
     rules.GaugeAdamW(**{name: options[name] for name in SHARED})
     require_bool("maximize", options["maximize"])
     if options["foreach"] is not None:

@@ -10,6 +10,7 @@ import torch
 
 from ..model.rules.gauge import gauge_factors
 from ..model.symmetry import Chain, chains
+from .maps import at_least_single
 from .pairs import Pair, Part
 from .shards import is_sharded
 
@@ -111,8 +112,8 @@ def _norms(blocks: list[torch.Tensor]) -> torch.Tensor:
     for place, block in enumerate(blocks):
         places.setdefault((block.device, block.dtype), []).append(place)
     for (_, dtype), own in places.items():
-        wide = dtype if dtype.itemsize >= 4 else torch.float32
-        found = torch._foreach_norm([blocks[place].detach() for place in own], 2, wide)
+        found = [blocks[place].detach() for place in own]
+        found = torch._foreach_norm(found, 2, at_least_single(dtype))
         norms[own] = torch.stack(found).to(norms)
     return norms
 

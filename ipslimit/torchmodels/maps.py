@@ -94,12 +94,14 @@ class AffineMap:
         return tensor[self.start : self.stop]
 
     def mean(self, means: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(groups, inputs of a group) in the weight's kind, from the means of the module's inputs,
-        each with one entry behind it."""
+        """(groups, inputs of a group), from the means of the module's inputs, each with one entry
+        behind it. On the weight's device, and in its dtype, but at least in float32: an average of
+        means would come to a halt in less."""
         chosen = means[self.inputs[0]]
         if len(self.inputs) > 1:
             chosen = torch.stack([means[i] for i in self.inputs])
-        return chosen[..., :-1].reshape(self.groups, -1).to(self.weight.device, self.weight.dtype)
+        mean = chosen[..., :-1].reshape(self.mean_shape)
+        return mean.to(self.weight.device, at_least_single(self.weight.dtype))
 
     def less_outer(self, weight, bias: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs).
@@ -107,10 +109,12 @@ class AffineMap:
         W and b are whole, or their rows here.
 
         With b the gradient of the bias this is the gradient of the weight at a fixed output at mu.
+        The sum is taken in the dtype of mu.
         """
         blocks, mean = self.blocks(weight, mean)
-        columns = bias.reshape(*blocks.shape[:2], 1)
-        shape = torch.baddbmm(blocks, columns, mean.unsqueeze(1), alpha=-1)
+        columns = bias.reshape(*blocks.shape[:2], 1).to(mean)
+        shape = torch.baddbmm(blocks.to(mean), columns, mean.unsqueeze(1), alpha=-1)
+        shape = shape.to(weight.dtype)
         return shape[0].T.contiguous() if self.transposed else shape.view(weight.shape)
 
     def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
@@ -119,11 +123,7 @@ class AffineMap:
 
     def linear_bias(self) -> torch.Tensor:
         """The bias of the nn.Linear that the map equals: beta - S c of a centred one."""
-        if not self.centred:
-            return self.own_bias(local(self.bias))
-        if not is_sharded(self.weight):
-            return self.module.bias
-        return torch.addmv(local(self.bias), local(self.weight), self.module.centre, alpha=-1)
+        return self.module.bias if self.centred else self.own_bias(local(self.bias))
 
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Those of weight and bias of the nn.Linear that the map equals; None if one is missing."""
@@ -164,7 +164,12 @@ class AffineMap:
 
 def apply(weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """W mu, (..., outputs), of weights (..., outputs, inputs) and means (..., inputs)."""
-    return (weight @ mean.unsqueeze(-1)).squeeze(-1)
+    return (weight.to(mean.dtype) @ mean.unsqueeze(-1)).squeeze(-1)
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which means and centres are kept beside parameters of a dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def is_centred(module: nn.Module) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from ..checks import require_bool, require_real, shown
+from ..checks import require_bool, shown
 from ..model import rules
+from .arguments import require_rate
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
 
@@ -85,8 +86,10 @@ def as_groups(groups) -> list[dict]:
         raise TypeError(
             "model must be an nn.Module or a list of param groups that name modules, since the "
             f"inputs of affine layers are needed; got {shown(groups)}. Pass the model, or e.g. "
-            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]; where something else "
-            "makes the optimizer of parameters, as ZeroRedundancyOptimizer does, use fully_shard."
+            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]; transformers' Trainer "
+            "does with optimizer_cls_and_kwargs=(SBOAdamW, {'model': model, 'lr': 1e-3}). Where "
+            "something else makes the optimizer of parameters, as ZeroRedundancyOptimizer does, "
+            "use fully_shard."
         )
     found = [
         group | {"params": list(group["params"])}
@@ -166,9 +169,7 @@ def check_options(options: dict) -> None:
             f"a param group must have options out of {', '.join(OPTIONS)}; got "
             f"{shown(sorted(unknown, key=str))}. Correct the name, or leave it out."
         )
-    if isinstance(options["lr"], torch.Tensor):
-        raise TypeError("lr must be a float; got a tensor. Pass float(lr).")
-    require_real("lr", options["lr"], 0.0)
+    require_rate(options["lr"])
     rules.SBOAdamW(**{name: options[name] for name in SHARED})
     require_bool("compensate", options["compensate"])
     require_bool("maximize", options["maximize"])

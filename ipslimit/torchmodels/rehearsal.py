@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from .maps import at_least_single
 from .shards import is_sharded, local, over_shards
 
 
@@ -55,7 +56,7 @@ class Rehearsed:
                 if p.requires_grad:
                     self._state_of(p)
         for p, name, shape in self._further_state():
-            empty = local(p).new_empty(shape)
+            empty = local(p).new_empty(shape, dtype=at_least_single(p.dtype))
             self._state_of(p)[name] = empty.fill_(torch.nan)
         self._rehearsed = True
         return True

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ..checks import require_bool, require_int
 from .arguments import require_kind, trained_by
+from .eagerly import eagerly
 from .exponents import exponents_of, refuse_state, require_rescalable
 from .pairs import Pair, as_pairs
 from .rehearsal import rehearses
@@ -70,6 +71,9 @@ class SAGGS(Optimizer):
     Our reading of *Symmetry-Aware Gradient Geometry Stabilization*, of which the abstract alone is
     public. A pair with a frozen half, a zero norm or a non-finite one is skipped. Clipping by the
     total gradient norm depends on the gauge: it is not invariant under rescaling a pair.
+
+    So does an average of the model (`AveragedModel`, EMA, SWA): A of before a balancing and A of
+    after it differ by a factor. Let it follow, with `carry_moves(model, average)`.
 
     Examples
     --------
@@ -182,18 +186,26 @@ class SAGGS(Optimizer):
             return self.at_start
         return self.every is not None and self.steps % self.every == 0
 
+    @eagerly
     def step(self, closure: Callable[[], float] | None = None):
         """Balance if it is due, then one step of the wrapped optimizer."""
-        if not self.state and rehearses(self.optimizer):
-            return self.optimizer.step(closure)
-        if self.due():
+        args, kwargs = (self, closure), {}
+        for hook in list(self._optimizer_step_pre_hooks.values()):
+            args, kwargs = hook(self, args, kwargs) or (args, kwargs)
+        rehearsal = not self.state and rehearses(self.optimizer)
+        if self.due() and not rehearsal:
             self.balance()
-        loss = self.optimizer.step(closure)
-        self.steps += 1
-        if not self._seen_state:  # states come into being in the first step
+        loss = self.optimizer.step(*args[1:], **kwargs)
+        self.steps += not rehearsal
+        if not (self._seen_state or rehearsal):  # states come into being in the first step
             refuse_state(self.optimizer, self.pairs, self._exponents)
             self._seen_state = True
+        for hook in list(self._optimizer_step_post_hooks.values()):
+            hook(self, args, kwargs)
         return loss
+
+    # torch would have this step call the hooks of all optimizers, which the wrapped one's calls
+    step.hooked = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the wrapped optimizer does it."""

@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from .arguments import require_kind
-from .inputs import InputMeans, Masked
+from .eagerly import eagerly
+from .inputs import InputMeans, Masked, refuse_unseen
 from .joining import JoinsMeans
 from .maps import AffineMap
 from .param_groups import (
@@ -25,6 +26,7 @@ from .param_groups import (
 )
 from .rehearsal import Rehearsed
 from .shards import local
+from .states import centres_kept, forget_ways_to_compute, refuse_foreign
 
 
 class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
@@ -51,8 +53,10 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
     model : nn.Module, or list of dicts
         A dict is a param group: it has "modules", a module or a list of modules all of whose
         parameters it takes, or "params" (trained by AdamW alone), and options of its own.
-        `DistributedDataParallel` and compiled models are looked into.
+        `DistributedDataParallel` and compiled models are looked into. transformers' Trainer makes
+        it of the model with optimizer_cls_and_kwargs=(SBOAdamW, {"model": model, "lr": 1e-3}).
     lr : float >= 0
+        Or a tensor of one entry, which is read at every step.
     betas : (float, float), each in [0, 1)
     eps : float >= 0
     weight_decay : float >= 0
@@ -90,19 +94,23 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
         are not excluded.
     RuntimeError
         By `step`, where a layer has a gradient but none of its inputs was seen: its weight was
-        used without calling it, or the model was compiled and run before the optimizer was made.
+        used without calling it, or the model, or another one of its architecture, was compiled and
+        run before the optimizer was made (`torch.compiler.reset()` helps).
 
     Notes
     -----
     *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927; our reading, as its
     full text was not to be had. "ema" and "fixed" are ours.
 
+    A compiled step (`torch.compile(optimizer.step)`) runs as it is. Gradients that are not zeroed
+    after a step are added to, and the rows they came from count on with them.
+
     State of every parameter p, all but `step` of p's shape: `step`, `exp_avg` (scales with the
     gradient, so like 1/a when p is rescaled to a p), `exp_avg_sq` (like 1/a^2). The weight of an
     affine layer with a stored centre ("ema", "fixed") has `centre` too, in the units of the
     layer's input, of shape (groups, inputs of a group): one group, 3 for a packed projection, or
-    those of a convolution. A weight tied to several biases has `centre_1`, `centre_2`, ... for
-    the others, in the order of `maps`.
+    those of a convolution; in float32 where p has less. A weight tied to several biases has
+    `centre_1`, `centre_2`, ... for the others, in the order of `maps`.
 
     Models may be sharded by FSDP2 (`fully_shard`) before the optimizer is made: every process steps
     the rows it has. Layers sharded otherwise (tensor parallelism) are refused by name.
@@ -185,6 +193,7 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
                 place = sum(other.weight is m.weight for other in self._distinct)
                 self._distinct[m] = f"centre_{place}" if place else "centre"
 
+    @eagerly
     @torch.no_grad()
     def step(self, closure=None):
         """One step; `closure`, if given, reevaluates the model and returns the loss."""
@@ -213,8 +222,13 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
             if options[m.weight]["compensate"]:
                 moved = local(m.weight) - before[m.weight]
                 m.own_bias(local(m.bias)).sub_(m.apply(moved, centre))
-        self.means.reset()
+        self.means.stepped()
         return loss
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state dict of this class or of `torch.optim.AdamW`, fused or not."""
+        with centres_kept(self):
+            super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def rescale_input(self, weight: nn.Parameter, columns: slice, factor: float) -> None:
@@ -282,14 +296,7 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
             for m in self._distinct
             if m.weight.grad is not None and m.bias.grad is not None
         }
-        for m, mean in live.items():
-            if mean is None and any(bool(local(p.grad).any()) for p in (m.weight, m.bias)):
-                raise RuntimeError(
-                    f"{m.name} has a gradient, but none of the inputs it came from was seen: its "
-                    "weight is used without calling the module, the gradient was not made by "
-                    "backward(), or the model was compiled and run before the optimizer was "
-                    "made. Exclude the layer, or make the optimizer first."
-                )
+        refuse_unseen(live, "the optimizer", "exclude the layer")
         moving, skipped = [], set()
         for m, mean in live.items():
             centre = self._centre(m, mean, options[m.weight])
@@ -346,7 +353,7 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            lr=group["lr"],
+            lr=float(group["lr"]),
             weight_decay=weight_decay,
             eps=group["eps"],
             maximize=group["maximize"],
@@ -358,39 +365,10 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
 
     def __setstate__(self, state) -> None:
         # load_state_dict comes here last, after its hooks and before any harm
-        _refuse_foreign(state)
+        refuse_foreign(state)
         super().__setstate__(state)
         for group in self.param_groups:
             for name in self.defaults.keys() - {"differentiable"}:  # which torch adds
                 group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
         self._drop_unknown()
-
-
-def _refuse_foreign(state: dict) -> None:
-    """Refuse options and states of other optimizers, which would be kept and have no effect."""
-    must = "state_dict must be one of SBOAdamW, or of AdamW with no option that SBOAdamW lacks"
-    for i, group in enumerate(state["param_groups"]):
-        missing = [name for name in ("betas", "eps") if name not in group]
-        if missing:
-            raise ValueError(
-                f"{must}; its param group {i} has no {missing[0]}: it is another optimizer's. Load "
-                "the model alone, and start the optimizer anew."
-            )
-        options = ("amsgrad", "capturable", "differentiable", "fused", "momentum_decay")
-        active = [name for name in options if group.get(name)]
-        # Adam's is the gradient's, and AdamW's is not
-        if group.get("weight_decay") and not group.get("decoupled_weight_decay", True):
-            active.append("decoupled_weight_decay")
-        if active:
-            raise ValueError(
-                f"{must}; its param group {i} has {active[0]}={group[active[0]]}. Where the run "
-                "may go on without it (fused and capturable are ways to compute), set "
-                f'state_dict["param_groups"][{i}][{active[0]!r}] = {not group[active[0]]}.'
-            )
-    for p, values in state["state"].items():
-        for name in values if isinstance(p, torch.Tensor) else ():
-            if name not in ("step", "exp_avg", "exp_avg_sq") and not name.startswith("centre"):
-                raise ValueError(
-                    f"{must}; it keeps {name!r} of a parameter, which SBOAdamW has no use for. "
-                    "Load the model alone, and start the optimizer anew."
-                )
+        forget_ways_to_compute(self)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .maps import AffineMap, apply
+from .maps import AffineMap, apply, at_least_single
 from .pairs import Pair
 from .shards import is_sharded, local, over_shards, rows_among, rows_here
 from .wrappers import matches
@@ -84,14 +84,16 @@ class Stack:
             here = rows_here(maps[0].weight)
             self.rows = torch.arange(here.start, here.stop, device=maps[0].weight.device)
             self.shape = (len(maps), len(self.rows), 1, 1, self.shape[-1])
+        self.dtype = at_least_single(maps[0].weight.dtype)
         self.fixed = None  # the fixed coordinate of every layer
         self.unplaced = set(maps)
 
     def before(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Look at the gradients, and at what the step is going to change."""
         gradients = [m.gradients() or _none(m) for m in self.maps]
-        weights = torch.stack([m.matrix(g) for m, (g, _) in zip(self.maps, gradients, strict=True)])
-        biases = torch.stack([bias for _, bias in gradients])
+        weights = [m.matrix(weight) for m, (weight, _) in zip(self.maps, gradients, strict=True)]
+        weights = torch.stack(weights).to(self.dtype)
+        biases = torch.stack([bias for _, bias in gradients]).to(self.dtype)
         self.mean = torch.stack([self._spread(means[m]) for m in self.maps])
         # of every group
         outer = _norm(biases.view(self.shape[:-1]), -1) * _norm(self.mean, -1)
@@ -138,17 +140,20 @@ class Stack:
 
     def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of weights and biases."""
-        weight = torch.stack([m.matrix(local(m.weight)) for m in self.maps]).view(self.shape)
-        return weight, torch.stack([m.linear_bias() for m in self.maps]).view(self.shape[:-1])
+        weights = torch.stack([m.matrix(local(m.weight)) for m in self.maps]).to(self.dtype)
+        biases = torch.stack([m.linear_bias() for m in self.maps]).to(self.dtype)
+        return weights.view(self.shape), biases.view(self.shape[:-1])
 
     def _spread(self, mean: torch.Tensor | None) -> torch.Tensor:
         """(parts, groups, inputs) of the mean of one layer; a packed Linear has one for all."""
         _, parts, groups, _, inputs = self.shape
         if mean is None:
-            return local(self.maps[0].weight).new_full((parts, groups, inputs), torch.nan)
+            shape, device = (parts, groups, inputs), self.maps[0].weight.device
+            return torch.full(shape, torch.nan, dtype=self.dtype, device=device)
         if self.rows is not None:
             mean = mean[self.rows // (len(self.maps[0].weight) // len(mean))]
-        return mean.view(-1, groups, inputs).expand(parts, groups, inputs)
+        given = len(mean) // groups  # one for all parts, or one for each
+        return mean.view(given, groups, inputs).expand(parts, groups, inputs)
 
     def _place(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Fix the coordinate of layers that are seen for the first time."""

@@ -16,6 +16,8 @@ would count, though no gradient of theirs is in `.grad`. So rows are counted whe
                 gradients of before it are still there, in `_begin`: where they are None, or were
                 written to and are zero, the sums that went with them are dropped. The counter of
                 writes to a tensor tells a layer that got zero gradients from one that was zeroed.
+    step        drops nothing: gradients that are not zeroed after it go on being added to, and so
+                do the sums. `expire` looks for those of a step that no backward pass came before.
 
 A compiled model has no hooks in its backward graph. There z goes through `_Carry`, the identity
 whose backward gives `leaf` the sums for a gradient, so that they are an output of that graph. So it
@@ -48,6 +50,7 @@ from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from .joining import parallel_model
+from .maps import at_least_single
 from .rows import RowSums, input_sizes
 from .shards import is_sharded, local
 
@@ -77,6 +80,8 @@ class Tap:
         False in a copy that nobody has claimed (see `InputMeans`), and while paused.
     everything : bool
         Whether every forward pass counts, with or without gradient.
+    missed : bool
+        A backward pass while not active has added to gradients that are still there.
     """
 
     def __init__(
@@ -93,6 +98,8 @@ class Tap:
         self.sizes = input_sizes(module)
         self.active = True
         self.everything = False
+        self.missed = False
+        self._fresh = False  # a pass has come since the last step
         self.sharded = is_sharded(weights[0])
         self.leaf = self._new_leaf(weights[0].device)
         self.watch(handles)
@@ -104,12 +111,14 @@ class Tap:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict, output):
         """The forward hook (`register_forward_hook`, with kwargs)."""
+        z = output[0] if isinstance(output, tuple) else output
         if not self.active:
+            if self.sharded and z.requires_grad and not torch.compiler.is_compiling():
+                z.register_hook(self._begin_by)  # hooks on sharded weights do not tell of passes
             return None
         if self.everything:
             self._add(self._whole_sums(module, args, kwargs))
             return None
-        z = output[0] if isinstance(output, tuple) else output
         if not z.requires_grad or not any(weight.requires_grad for weight in self.weights):
             return None
         if torch.compiler.is_compiling() or self.sharded:
@@ -166,13 +175,26 @@ class Tap:
     def _begin(self) -> None:
         """Once a backward pass, before it adds to anything: drop rows whose gradients are gone."""
         number = torch._C._current_graph_task_id()
-        if number != self._pass:
-            self._pass = number
-            known = self.leaf.grad is not None and not self._unreduced
-            if known and self._gradients_are_gone():
-                self.leaf.grad = None
+        if number == self._pass:
+            return
+        self._pass, self._fresh = number, True
+        if not self.active:
+            self.missed = True
+        elif (self.missed or self.leaf.grad is not None) and self._gradients_are_gone():
+            self.missed, self.leaf.grad = False, None
+
+    def expire(self) -> None:
+        """Drop rows whose gradients are gone, where no pass has come since the last step."""
+        if not self._fresh and self.leaf.grad is not None and self._gradients_are_gone():
+            self.leaf.grad = None
+
+    def stepped(self) -> None:
+        """A step has used the gradients; the rows stay as long as they do."""
+        self._fresh = False
 
     def _gradients_are_gone(self) -> bool:
+        if self._unreduced:  # they are on their way
+            return False
         for weight in self.weights:
             grad = weight.grad
             if grad is None:
@@ -228,11 +250,12 @@ class Tap:
         leaf = self._fit(sums.device if self.sharded else self.weights[0].device)
         if sums.dtype != leaf.dtype or sums.device != leaf.device:
             sums = sums.to(leaf)
+        self._fresh = True
         # layers with one input share its sums, and compiled backward passes add in place
         leaf.grad = sums.clone() if leaf.grad is None else leaf.grad + sums
 
     def _new_leaf(self, device: torch.device) -> torch.Tensor:
-        dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
+        dtype = at_least_single(self.weights[0].dtype)
         length = sum(self.sizes) + len(self.sizes)
         return torch.zeros(length, dtype=dtype, device=device, requires_grad=True)
 
