@@ -5,6 +5,8 @@ All of it rests on two views of a model. To read it, take the files in this orde
 A model is made of affine maps z = W x + b, each with the mean mu of its inputs:
 
     wrappers       names and modules as if torch.compile had wrapped none
+    bare           a copy of a module that can be tried alone
+    affine         which modules compute x W^T + b or x W + b, whatever their class
     maps           AffineMap; g_W - g_b mu^T and W mu; which maps a model has
     rows           sums of the rows that enter, without the padding
     tap            a hook whose sums arrive with the gradients (the hardest file, with a page ahead)
@@ -22,7 +24,10 @@ B / c do as well:
     pairs          Part, Side, Pair
     projections    pairs out of the parameters of attention and of MLPs
     activations    which functions let a scale through
-    sites          what kinds of modules have pairs
+    trials         whether a rescaling changes what a module computes, by calling it alone
+    proposals      pairs that a module may have, to be accepted or tried
+    attention_sites, mlp_sites      how public models call the parts of these: the tables
+    sites          torch's own modules, and all recognisers
     pair_search    find_pairs by these;    pair_check: verify_pairs on example inputs
     exponents      how an optimizer's state scales with its parameter, and where it cannot
     followers      who keeps means of inputs, and is told of a rescaling
