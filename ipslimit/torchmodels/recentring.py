@@ -226,7 +226,7 @@ def calibrate_centres(model: nn.Module):
 
 
 def centred_maps(model: nn.Module) -> list[AffineMap]:
-    """The `CenteredLinear` layers of a model, of which there must be some, and with exact centres."""
+    """The `CenteredLinear` layers of a model: some there must be, and their beta exact."""
     maps = [m for m in find_maps(named_modules(model))[0] if m.centred]
     if not maps:
         raise ValueError(
