@@ -357,6 +357,13 @@ def test_pairs_that_close_a_ring_are_named():
         GaugeAdamW([a, b], pairs)
 
 
+def test_sharded_parameters_are_refused_by_name():
+    sharded = type("DTensor", (nn.Parameter,), {})(torch.ones(4, 4))
+    other = nn.Parameter(torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"pairs must have whole parameters; got pairs\[0\]\[1\]"):
+        GaugeAdamW([other, sharded], [((other, None), (sharded, None))])
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
