@@ -133,6 +133,7 @@ def unbalanced():
     return model
 
 
+@pytest.mark.filterwarnings("ignore:a copy of the model")  # the average that is compared with
 @every_average
 def test_averages_of_balanced_pairs_are_those_in_one_balance(kind):
     """The parameters of every step are brought into the balance of the first, and averaged."""
@@ -198,7 +199,26 @@ def test_an_average_that_was_elsewhere_is_brought_to_the_centres_of_the_model():
     torch.testing.assert_close(outputs(ema.module), before, rtol=0, atol=1e-14)
 
 
+def test_to_carry_twice_is_to_carry_once():
+    model = unbalanced()
+    ema = Ema(model)
+    first, _ = ema.carried_by(model), ema.carried_by(model)
+    before = outputs(ema.module)
+    balance(find_pairs(model))
+    assert torch.equal(ema.module[0].weight, model[0].weight)
+    torch.testing.assert_close(outputs(ema.module), before, rtol=1e-13, atol=0)
+    first.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an average by hand, of pairs, is not seen
+        rescale_pair(find_pairs(model)[0], 2.0)
+    assert not torch.equal(ema.module[0].weight, model[0].weight)
+
+
 def test_averages_are_not_kept_alive():
+    model = center_linears(network())
+    Ema(model).carried_by(model)
+    gc.collect()
+    model[0].recentre_(normal(4, seed=1))
     model = unbalanced()
     average = Ema(model)
     carry_moves(model, average.module)
@@ -221,6 +241,7 @@ def recentred(model):
 
 WARNED = {
     "AveragedModel of balanced pairs": (unbalanced, saggs, AVERAGES["ema"], "rescaling of pairs"),
+    "average by hand of balanced pairs": (unbalanced, saggs, Ema, "rescaling of pairs"),
     "AveragedModel of centred layers": (
         lambda: center_linears(network()),
         recentred,
@@ -261,15 +282,20 @@ def test_no_other_copies_are_warned_of():
     holder = nn.DataParallel(restored)
     other = AveragedModel(nn.Sequential(nn.Linear(3, 3)))
     twin, snapshot, loaded = (copy.deepcopy(model) for _ in range(3))
+    other_twin, frozen = copy.deepcopy(restored), copy.deepcopy(restored)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(restored, saggs(restored), 3)
+        pair = saggs(restored), saggs(other_twin)
+        for k in range(6):
+            for net, optimizer in zip((restored, other_twin), pair):
+                train(net, optimizer, 1, lambda net=net: net.zero_grad(), first=k)
         parts = recentred(model), recentred(twin)
         for k in range(3):
             train(model, parts[0], 1, first=k)
             train(twin, parts[1], 1, first=k)
             loaded.load_state_dict(model.state_dict())
     assert (holder.module, len(list(other.parameters())), len(snapshot)) == (restored, 2, 3)
+    assert len(frozen) == 3
 
 
 def test_averages_of_state_dicts_are_averages_of_functions():

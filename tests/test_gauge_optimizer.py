@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -358,7 +359,8 @@ def test_pairs_that_close_a_ring_are_named():
 
 
 def test_sharded_parameters_are_refused_by_name():
-    sharded = type("DTensor", (nn.Parameter,), {})(torch.ones(4, 4))
+    by_rows = SimpleNamespace(is_shard=lambda dim: dim == 0, is_replicate=lambda: False)
+    sharded = type("DTensor", (nn.Parameter,), {"placements": (by_rows,)})(torch.ones(4, 4))
     other = nn.Parameter(torch.ones(4, 4))
     with pytest.raises(ValueError, match=r"pairs must have whole parameters; got pairs\[0\]\[1\]"):
         GaugeAdamW([other, sharded], [((other, None), (sharded, None))])

@@ -8,8 +8,8 @@ moves the model moves its averages along.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
@@ -21,9 +21,9 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from ..checks import shown
 from .maps import is_centred
-from .pairs import Part
+from .pairs import Pair, Part
 from .shards import local
-from .wrappers import named_modules, plain_name
+from .wrappers import named_modules, plain_name, uncompiled
 
 Tensors = Callable[[], Iterable[torch.Tensor]]
 
@@ -40,10 +40,11 @@ def carry_moves(model: nn.Module, average: nn.Module | Tensors) -> Carried:
     is that of S and of the invariant beta - S c, and that of A and B in the balance of the moment.
 
     Call it right after the average is made, before anything moves. A copy of the model and its
-    average needs a call of its own. Without it the first move warns of what looks like an average:
-    copies of a `CenteredLinear` that are written to without gradients, and, of rescaled pairs, a
-    module of the same parameters inside another one, as torch's AveragedModel has it. Other
-    averages, lists of tensors say, cannot be seen.
+    average needs a call of its own. Without it a move warns of what looks like an average: copies
+    of a `CenteredLinear` that are written to without gradients; modules of the same parameters
+    inside another one, as torch's AveragedModel has it; and, from the second balancing of a
+    `SAGGS` on, any copy of the model that is written to and that no optimizer has. Averages that
+    are no modules, lists of tensors say, cannot be seen.
 
     Parameters
     ----------
@@ -82,7 +83,9 @@ def carry_moves(model: nn.Module, average: nn.Module | Tensors) -> Carried:
             f"{shown(average)}. Pass the AveragedModel, or e.g. lambda: ema.shadow_params."
         )
     for parameter, follower in found:
-        _FOLLOWERS.setdefault(parameter, []).append(follower)
+        others = _FOLLOWERS.setdefault(parameter, [])
+        if follower not in others:  # twice is once
+            others.append(follower)
     for holder in list(_HOLDERS):
         if holder is average or holder._modules["module"] is average:
             del _HOLDERS[holder]
@@ -97,12 +100,13 @@ class Carried:
 
     def remove(self) -> None:
         """From now on the average follows no more."""
-        for parameter, follower in self.followers:
-            with contextlib.suppress(KeyError, ValueError):  # gone, or removed before
-                _FOLLOWERS[parameter()].remove(follower)
+        for reference, follower in self.followers:
+            found = [] if (parameter := reference()) is None else _FOLLOWERS.get(parameter, [])
+            if follower in found:
+                found.remove(follower)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Follower:
     """Where the average of a parameter is, looked up when it is needed: tensors are replaced.
 
@@ -143,19 +147,25 @@ def carry_scale(factors: list[tuple[Part, float]]) -> None:
 def carry_centre(layer: nn.Module, moved: torch.Tensor) -> None:
     """The centre of a layer has been moved by `moved`, (inputs,)."""
     _warn_of_copies(layer)
-    weights = {f.owner: f for f in _FOLLOWERS.get(layer.weight, ())}
     for follower in _FOLLOWERS.get(layer.beta, ()):
         if (module := follower.module) is not None:
             module.recentre_unchecked_(layer.centre.to(module.centre))
         elif not isinstance(follower.owner, weakref.ref):
-            weight, beta = weights[follower.owner].tensor, follower.tensor
-            local(beta).addmv_(local(weight), moved.to(weight.device, weight.dtype))
+            [weight] = (f.tensor for f in _FOLLOWERS[layer.weight] if f.owner is follower.owner)
+            moved = moved.to(weight.device, weight.dtype)
+            local(follower.tensor).addmv_(local(weight), moved)
 
 
 # parameter -> where its averages are
 _FOLLOWERS: MutableMapping[torch.Tensor, list[Follower]] = WeakTensorKeyDictionary()
 # modules that hold another as their `module`, as averages do -> ids of parameters unlike theirs
 _HOLDERS: MutableMapping[nn.Module, set[int]] = WeakIdKeyDictionary()
+
+
+# a parameter -> how often averages of it were sought, and how often each had been written to
+_SOUGHT: MutableMapping[torch.Tensor, tuple[list[int], MutableMapping]] = WeakTensorKeyDictionary()
+# averages that were warned of
+_TOLD: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()
 
 
 def _note(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
@@ -218,6 +228,67 @@ def _warn_of_copies(layer: nn.Module) -> None:
             )
 
 
+def seek_averages(pairs: list[Pair]) -> None:
+    """At the first, second, fourth, .. balancing of pairs warn of averages that do not follow.
+
+    They are copies of the model, whoever has them: modules with parameters of the same names and
+    shapes, which no optimizer has, and which were written to since the time before. To look at all
+    that is alive takes some hundredths of a second.
+    """
+    named = {part.name: part.parameter for pair in pairs for part in pair.parts}
+    first = next(iter(named))
+    calls, written = _SOUGHT.setdefault(named[first], ([0], WeakTensorKeyDictionary()))
+    calls[0] += 1
+    if calls[0] & (calls[0] - 1):
+        return
+    kinds = nn.Module, torch.optim.Optimizer
+    classes = {id(cls) for kind in kinds for cls in _derived_from(kind)}
+    alive = [found for found in gc.get_objects() if id(type(found)) in classes]
+    modules, optimizers = ([found for found in alive if isinstance(found, kind)] for kind in kinds)
+    groups = [group for found in optimizers for group in getattr(found, "param_groups", ())]
+    trained = {id(p) for group in groups for p in group["params"]}
+    for module in modules:
+        average = _parameter(module, first)
+        if average is None or average is named[first] or id(average) in trained:
+            continue
+        copies = ((_parameter(module, name), p) for name, p in named.items())
+        alike = all(copy is not None and copy.shape == p.shape for copy, p in copies)
+        carried = any(f.tensor is average for f in _FOLLOWERS.get(named[first], ()))
+        if carried or not alike:
+            continue
+        before, now = written.get(average), average._version
+        written[average] = now
+        if before is not None and now > before and average not in _TOLD:
+            _TOLD[average] = True
+            _warn_of_scale(module)
+
+
+def _derived_from(kind: type) -> set[type]:
+    """A class and all classes derived from it."""
+    return {kind}.union(*map(_derived_from, type.__subclasses__(kind)))
+
+
+def _parameter(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter of a plain name, if there is one; the module may be in the making.
+
+    Names of pairs begin with the model's class where the model itself is what has them.
+    """
+    *path, last = name.removeprefix(f"{type(module).__name__}.").split(".")
+    for part in path:
+        module = vars(uncompiled(module)).get("_modules", {}).get(part)
+        if module is None:
+            return None
+    return vars(uncompiled(module)).get("_parameters", {}).get(last)
+
+
+def _warn_of_scale(module: nn.Module) -> None:
+    warnings.warn(
+        f"a copy of the model ({type(module).__name__}) looks like an average and does not follow "
+        f"the rescaling of pairs, {_REMEDY}",
+        stacklevel=3,
+    )
+
+
 def _warn_of_holders(moved: list[tuple[str, torch.Tensor]]) -> None:
     """Warn once of what looks like an average of the parameters moved, and does not follow."""
     for holder, others in list(_HOLDERS.items()):
@@ -230,12 +301,8 @@ def _warn_of_holders(moved: list[tuple[str, torch.Tensor]]) -> None:
             others.add(id(first))
         else:
             del _HOLDERS[holder]
-            name = type(holder).__name__
-            warnings.warn(
-                f"a module in {name} looks like an average and does not follow the rescaling of "
-                f"pairs, {_REMEDY}",
-                stacklevel=2,
-            )
+            _TOLD.update(dict.fromkeys(held.parameters(), True))
+            _warn_of_scale(holder)
 
 
 _REMEDY = (
