@@ -1,5 +1,6 @@
 """Optimizers for any torch model, by the conventions of torch.optim."""
 
+from .torchmodels.averages import carry_moves
 from .torchmodels.pair_check import verify_pairs
 from .torchmodels.pair_search import FoundPairs, find_pairs
 from .torchmodels.pairs import Pair, Part, Side
@@ -16,6 +17,7 @@ __all__ = [
     "SBOAdamW",
     "Side",
     "balance",
+    "carry_moves",
     "find_pairs",
     "rescale_pair",
     "verify_pairs",

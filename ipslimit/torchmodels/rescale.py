@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ..checks import require_real
 from ..model.symmetry import balancing_factor
+from .averages import carry_scale
 from .exponents import exponents_of, require_rescalable
 from .followers import tell
 from .pairs import Pair, as_pairs
@@ -160,6 +161,7 @@ def rescale(
     """`rescale_pair` without its checks."""
     for tensor, factor, _ in _factors(pair, scale, optimizer, exponents):
         tensor.mul_(factor)
+    carry_scale([(part, power(scale, sign)) for part, sign in pair.powers])
     if optimizer is not None:
         tell(optimizer, pair, scale)
 

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ..checks import require_bool, require_int, shown
 from .arguments import require_kind, trained_by
+from .averages import seek_averages
 from .eagerly import eagerly
 from .exponents import exponents_of, refuse_state, require_rescalable
 from .pairs import Pair, as_pairs
@@ -162,6 +163,7 @@ class SAGGS(Optimizer):
     def balance(self) -> list[Balanced]:
         """Balance now: parameters, state and gradients. `step` does it when it is due."""
         require_rescalable(self.optimizer, self.pairs, self._exponents)
+        seek_averages(self.pairs)
         self.balanced = [
             balance_pair(pair, self.damping, self.optimizer, self._exponents) for pair in self.pairs
         ]
