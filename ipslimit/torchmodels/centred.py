@@ -12,7 +12,7 @@ from ..checks import require_finite, require_int, resolve_device, shown
 from .arguments import require_kind
 from .averages import Copies, carry_centre
 from .maps import at_least_single
-from .shards import is_sharded, local
+from .shards import as_sharded, is_by_rows, is_sharded, local, same_rows
 
 
 class CenteredLinear(nn.Module):
@@ -184,9 +184,11 @@ class CenteredLinear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        # of numbers that are here, and whole
-        if type(self.weight) is nn.Parameter and not self.weight.is_meta:
-            bias = self.bias
+        # of numbers that are here
+        sharded = is_sharded(self.weight) and is_by_rows(self.weight)
+        sharded = sharded and same_rows(self.weight, self.beta)
+        if (sharded or type(self.weight) is nn.Parameter) and not self.weight.is_meta:
+            bias = as_sharded(self.bias, self.beta) if sharded else self.bias
             destination[prefix + "bias"] = bias if keep_vars else bias.detach()
             if self.rest is not None:
                 destination[prefix + "rest"] = self.rest

@@ -29,6 +29,26 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def is_by_rows(tensor: torch.Tensor) -> bool:
+    """Whether it is whole, or sharded by rows alone."""
+    placements = getattr(tensor, "placements", ())
+    # by exact kind: where FSDP2 is put onto tensor parallelism, rows are shuffled (_StridedShard)
+    others = [placement for placement in placements if not placement.is_shard(0)]
+    return len(placements) - len(others) <= 1 and all(p.is_replicate() for p in others)
+
+
+def as_sharded(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What has these rows here, and the shape and the placement of another sharded tensor."""
+    return type(like).from_local(
+        rows,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 def require_by_rows(name: str, tensor: torch.Tensor, remedy: str) -> None:
     """Refuse a DTensor that is not sharded by rows alone, or whose replicas are unfinished sums.
 
@@ -37,12 +57,7 @@ def require_by_rows(name: str, tensor: torch.Tensor, remedy: str) -> None:
     ValueError
         Naming the parameter and its placements.
     """
-    if not is_sharded(tensor):
-        return
-    # by exact kind: where FSDP2 is put onto tensor parallelism, rows are shuffled (_StridedShard)
-    by_rows = [placement.is_shard(0) for placement in tensor.placements]
-    others = [p for p, rows in zip(tensor.placements, by_rows, strict=True) if not rows]
-    if sum(by_rows) > 1 or not all(p.is_replicate() for p in others):
+    if not is_by_rows(tensor):
         raise ValueError(
             f"{name} must be whole or sharded by rows alone, as FSDP2's fully_shard does; got the "
             f"placements {tuple(tensor.placements)}, as of tensor parallelism. {remedy}"
