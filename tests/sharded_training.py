@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import torch
 import torch.distributed as dist
+from architectures import WIDTH, Conv1D, Fused, Plain
 from builders import normal
 from modules import seeded
 from torch import nn
@@ -98,6 +99,20 @@ def saggs(sharded):
     return parameters(model) | {"scales": scales}
 
 
+def saggs_transposed(sharded):
+    """Pairs, one for each head, of matrices whose rows are inputs."""
+    model = seeded(4, lambda: nn.Sequential(Fused(linear=Conv1D), Plain(linear=Conv1D))).double()
+    if sharded:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = SAGGS(adam(model), find_pairs(model, "head"), every=2)
+    for k in range(3):
+        optimizer.zero_grad()
+        x = normal(2, 5, WIDTH, seed=k)
+        model(x).square().mean().backward()
+        optimizer.step()
+    return parameters(model)
+
+
 def saggs_before_a_step(sharded):
     model = make(sharded)
     optimizer = SAGGS(adam(model), find_pairs(model))
@@ -172,6 +187,7 @@ def accumulated(kind):
 
 SCENES = {
     "SAGGS": saggs,
+    "SAGGS, transposed": saggs_transposed,
     "SAGGS, function and gradients": saggs_before_a_step,
     "SBO, batch": sbo("batch"),
     "SBO, fixed": sbo("fixed"),
@@ -205,6 +221,23 @@ def tensor_parallel():
         model(torch.ones(2, 4))
         return optimizer
 
+    def fully_sharded(model):
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def unseen_passes():
+        model = fully_sharded(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        BoundaryProbe(model, optimizer, every=2)
+        for _ in range(3):  # without zero_grad
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    def half_centred():
+        model = nn.Sequential(nn.Linear(4, 4))
+        model = fully_sharded(center_linears(model).bfloat16())
+        Recentring(model, adam(model))
+
     attempts = {
         "pairs": lambda: find_pairs(split()),
         "SBO": lambda: SBOAdamW(split()),
@@ -212,6 +245,9 @@ def tensor_parallel():
         "Recentring": lambda: Recentring(model := split(True), adam(model)),
         "input": run_by_columns,
         "conversion": lambda: center_linears(make(True)),
+        "Conv1D": lambda: SBOAdamW(fully_sharded(Conv1D(4, 4))),
+        "probe, passes unseen": unseen_passes,
+        "Recentring, bfloat16": half_centred,
     }
     said = {}
     for who, attempt in attempts.items():
