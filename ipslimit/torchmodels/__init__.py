@@ -12,6 +12,7 @@ A model is made of affine maps z = W x + b, each with the mean mu of its inputs:
     tap            a hook whose sums arrive with the gradients (the hardest file, with a page ahead)
     inputs         InputMeans: the means of a step, over accumulated passes and processes
     param_groups   param groups that name modules
+    adam           AdamW's step of parameters, and of weights at a fixed mean output
     sbo            SBOAdamW: weight updates that do not move the boundary b + W mu
     states         the state dicts that it loads
     centred        CenteredLinear: z = S (x - c) + beta;    conversion: whole models there and back

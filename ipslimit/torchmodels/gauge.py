@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.adamw import adamw
 
 from ..checks import require_bool
 from ..model import rules
+from .adam import adamw_
 from .arguments import require_kind, require_rate
+from .eagerly import eagerly
 from .gauge_plan import Plan
 from .pairs import as_pairs
 from .param_groups import refuse_sparse
@@ -125,6 +126,7 @@ class GaugeAdamW(Optimizer):
         _check_options(self.defaults | param_group)
         super().add_param_group(param_group)
 
+    @eagerly
     @torch.no_grad()
     def step(self, closure=None):
         """One step; `closure`, if given, reevaluates the model and returns the loss."""
@@ -139,7 +141,9 @@ class GaugeAdamW(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 self._begin(p)
-            self._adamw(group, [p for p in params if p not in scales])
+            plain = [p for p in params if p not in scales]
+            states = [self.state[p] for p in plain]
+            adamw_(plain, states, group, group["weight_decay"])
             pieces = [piece for p in params if p in scales for piece in self._pieces(p, scales[p])]
             for together in _in_turn(pieces, group["foreach"]):
                 _gauge_adamw(group, together)
@@ -199,30 +203,6 @@ class GaugeAdamW(Optimizer):
             state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-
-    def _states(self, params: list, name: str) -> list[torch.Tensor]:
-        return [self.state[p][name] for p in params]
-
-    def _adamw(self, group: dict, params: list) -> None:
-        """torch's step, on some parameters of a group."""
-        if params:
-            adamw(
-                params,
-                [p.grad for p in params],
-                self._states(params, "exp_avg"),
-                self._states(params, "exp_avg_sq"),
-                [],
-                self._states(params, "step"),
-                foreach=group["foreach"],
-                has_complex=any(p.is_complex() for p in params),
-                amsgrad=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=float(group["lr"]),
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=group["maximize"],
-            )
 
     def __getstate__(self) -> dict:
         own = {name: self.__dict__[name] for name in ("pairs", "skipped")}

@@ -113,9 +113,9 @@ class AffineMap:
         """
         blocks, mean = self.blocks(weight, mean)
         columns = bias.reshape(*blocks.shape[:2], 1).to(mean)
-        shape = torch.baddbmm(blocks.to(mean), columns, mean.unsqueeze(1), alpha=-1)
+        shape = torch.addcmul(blocks.to(mean), columns, mean.unsqueeze(1), value=-1)
         shape = shape.to(weight.dtype)
-        return shape[0].T.contiguous() if self.transposed else shape.view(weight.shape)
+        return shape[0].T.contiguous() if self.transposed else shape.reshape(weight.shape)
 
     def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W mu, (outputs,), for a tensor of the weight's shape and mu (groups, inputs)."""
@@ -164,7 +164,8 @@ class AffineMap:
 
 def apply(weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """W mu, (..., outputs), of weights (..., outputs, inputs) and means (..., inputs)."""
-    return (weight.to(mean.dtype) @ mean.unsqueeze(-1)).squeeze(-1)
+    # a row from the left: products with a column from the right take several times as long
+    return (mean.unsqueeze(-2) @ weight.to(mean.dtype).mT).squeeze(-2)
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
+from .adam import FEW
 from .maps import AffineMap, apply, at_least_single
 from .pairs import Pair
 from .shards import is_sharded, local, over_shards, rows_among, rows_here
@@ -87,30 +89,46 @@ class Stack:
         self.dtype = at_least_single(maps[0].weight.dtype)
         self.fixed = None  # the fixed coordinate of every layer
         self.unplaced = set(maps)
+        self.in_one_pass = False  # whether compiled loops measure the step
 
     def before(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Look at the gradients, and at what the step is going to change."""
+        size = sum(m.weight.numel() for m in self.maps)
+        self.in_one_pass = size >= FEW and all(map(_is_memory, self.maps))
         gradients = [m.gradients() or _none(m) for m in self.maps]
-        weights = [m.matrix(weight) for m, (weight, _) in zip(self.maps, gradients, strict=True)]
-        weights = torch.stack(weights).to(self.dtype)
         biases = torch.stack([bias for _, bias in gradients]).to(self.dtype)
         self.mean = torch.stack([self._spread(means[m]) for m in self.maps])
         # of every group
         outer = _norm(biases.view(self.shape[:-1]), -1) * _norm(self.mean, -1)
-        self.gradients = [_norm(weights.view(self.shape), (-3, -2, -1)), _norm(outer, -1)]
-        self.known = self._parameters()
+        matrices = [m.matrix(g) for m, (g, _) in zip(self.maps, gradients, strict=True)]
+        matrices = [matrix.detach().reshape(self.shape[1:]) for matrix in matrices]
+        if self.in_one_pass:
+            sizes, old = self._looked_at(matrices)
+        else:
+            sizes = [_norm(matrix.to(self.dtype), (-3, -2, -1)) for matrix in matrices]
+            sizes = torch.stack(sizes)
+            old = self._weights()
+        self.gradients = [sizes, _norm(outer, -1).to(sizes)]
+        self.known = old, self._biases()
         if self.unplaced:
             self._place(means)
 
     def after(self) -> torch.Tensor:
         """What was measured of the step, (layers x parts, NORMS)."""
-        old_weight, old_bias = self.known
-        weight, bias = self._parameters()
+        old, old_bias = self.known
+        bias = self._biases()
         self.known = None
-        shift = apply(weight - old_weight, self.mean)
+        seen = torch.stack([self.mean, self.fixed], dim=-2)
+        if self.in_one_pass:
+            outputs = self._products(seen)
+            shift = outputs[..., 0, :] - old
+        else:
+            weight = self._weights()
+            shift = apply(weight - old, self.mean)
+            outputs = seen @ weight.mT  # see `apply`
         moved = bias - old_bias
-        outputs = weight @ torch.stack([self.mean, self.fixed], dim=-1) + bias.unsqueeze(-1)
-        effective, drift = outputs[..., 0], outputs[..., 1] - self.start
+        outputs = outputs + bias.unsqueeze(-2)
+        effective, drift = outputs[..., 0, :], outputs[..., 1, :] - self.start
         vectors = torch.stack([shift, moved, shift + moved, bias, effective, drift])
         norms = torch.cat([torch.stack(self.gradients), _norm(vectors, (-2, -1))])
         if self.rows is not None:
@@ -138,11 +156,36 @@ class Stack:
             elif m.weight is second.parameter:
                 self.start[i].view(-1)[rows_among(m.weight, second.along(0))] /= scale
 
-    def _parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of weights and biases."""
-        weights = torch.stack([m.matrix(local(m.weight)) for m in self.maps]).to(self.dtype)
-        biases = torch.stack([m.linear_bias() for m in self.maps]).to(self.dtype)
-        return weights.view(self.shape), biases.view(self.shape[:-1])
+    def _weights(self) -> torch.Tensor:
+        """A copy of the weights."""
+        weights = torch.stack([m.matrix(local(m.weight)) for m in self.maps])
+        return weights.to(self.dtype).view(self.shape)
+
+    def _biases(self) -> torch.Tensor:
+        """A copy of the biases."""
+        biases = torch.stack([m.linear_bias() for m in self.maps])
+        return biases.to(torch.float64 if self.in_one_pass else self.dtype).view(self.shape[:-1])
+
+    def _looked_at(self, gradients: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(layers, parts) norms of the gradients, and W mu, in one pass in float64."""
+        from ..cpu.weights import squares_and_products  # a compiler takes a second to import
+
+        flat = [g.reshape(-1, self.shape[-1]).float().contiguous().numpy() for g in gradients]
+        at = self.mean.unsqueeze(-2).double().flatten(1, 2).numpy()
+        rows, found = map(torch.from_numpy, squares_and_products(self._arrays(), flat, at))
+        return rows.view(self.shape[:-1]).sum((-2, -1)).sqrt(), found.view(self.shape[:-1])
+
+    def _products(self, vectors: torch.Tensor) -> torch.Tensor:
+        """W mu of several mu, (..., mu, inputs) -> (..., mu, outputs), in one pass in float64."""
+        from ..cpu.weights import products  # a compiler takes a second to import
+
+        at = vectors.double().flatten(1, 2).numpy()
+        found = torch.from_numpy(products(self._arrays(), at))
+        return found.unflatten(-1, self.shape[1:-1]).movedim(1, -2)
+
+    def _arrays(self) -> list[np.ndarray]:
+        """The weights, (outputs, inputs)."""
+        return [m.weight.detach().view(-1, self.shape[-1]).numpy() for m in self.maps]
 
     def _spread(self, mean: torch.Tensor | None) -> torch.Tensor:
         """(parts, groups, inputs) of the mean of one layer; a packed Linear has one for all."""
@@ -157,8 +200,8 @@ class Stack:
 
     def _place(self, means: dict[AffineMap, torch.Tensor | None]) -> None:
         """Fix the coordinate of layers that are seen for the first time."""
-        weight, bias = self.known
-        start = bias + apply(weight, self.mean)
+        old, bias = self.known
+        start = bias + (old if self.in_one_pass else apply(old, self.mean))
         if self.fixed is None:
             self.fixed, self.start = self.mean.clone(), start
         for i, m in enumerate(self.maps):
@@ -174,3 +217,14 @@ def _none(m: AffineMap) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _norm(tensor: torch.Tensor, dim) -> torch.Tensor:
     return torch.linalg.vector_norm(tensor, dim=dim)
+
+
+def _is_memory(m: AffineMap) -> bool:
+    """Whether compiled loops measure the weight of a map.
+
+    In float32 alone: products in float64 are exact enough then to be taken before and after a
+    step, and nothing is copied.
+    """
+    weight = m.weight
+    plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and not m.transposed
+    return plain and weight.dtype == torch.float32 and weight.is_contiguous()
