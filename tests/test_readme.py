@@ -30,7 +30,7 @@ def test_the_example_of_a_block_trains_on_from_the_first():
     assert len(run.batches[3]) == 4
 
 
-@pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "SAGGS"])
+@pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "import SAGGS", "import GaugeAdamW"])
 def test_every_optimizer_works_by_itself_on_a_torch_model(word):
     (block,) = (block for block in BLOCKS if word in block)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)

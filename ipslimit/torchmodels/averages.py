@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from ..checks import shown
 from .maps import is_centred
 from .pairs import Pair, Part
-from .shards import local
+from .shards import local, original_class
 from .wrappers import named_modules, plain_name, uncompiled
 
 Tensors = Callable[[], Iterable[torch.Tensor]]
@@ -273,7 +273,7 @@ def _parameter(module: nn.Module, name: str) -> torch.Tensor | None:
 
     Names of pairs begin with the model's class where the model itself is what has them.
     """
-    *path, last = name.removeprefix(f"{type(module).__name__}.").split(".")
+    *path, last = name.removeprefix(f"{original_class(module).__name__}.").split(".")
     for part in path:
         module = vars(uncompiled(module)).get("_modules", {}).get(part)
         if module is None:

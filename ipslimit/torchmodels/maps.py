@@ -10,7 +10,7 @@ from torch import nn
 
 from ..checks import require_several, shown
 from .affine import affine_form
-from .shards import is_sharded, local, require_by_rows, rows_here, same_rows
+from .shards import is_sharded, local, original_class, require_by_rows, rows_here, same_rows
 from .wrappers import matches, uncompiled
 
 
@@ -223,7 +223,7 @@ def find_maps(
             if module.bias is not None:
                 unseen.append(name)
         elif id(module) not in hidden:
-            name = name or type(module).__name__
+            name = name or original_class(module).__name__
             found = _maps_of(name, module)
             if found and not _as_declared(module):
                 unseen.append(name)
