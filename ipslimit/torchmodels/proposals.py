@@ -54,7 +54,8 @@ class Proposal:
                 return pairs
             change = trials.change(module, pairs)
             if change is None and self.doubt:
-                refusal = f"{self.doubt}, and {type(module).__name__} could not be tried alone"
+                alone = f"{self.doubt}, and {type(module).__name__} could not be tried alone"
+                refusal = refusal or alone
             elif change is None or change <= TOLERANCE:
                 return pairs
             else:
