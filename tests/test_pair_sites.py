@@ -37,6 +37,10 @@ def nested(*tail):
     return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU()), nn.Dropout(), *tail)
 
 
+class Tower(nn.Sequential):
+    """A class of its own, with the forward of Sequential."""
+
+
 # (module, inputs, pairs per matrix, pairs per head)
 SITES = {
     "qkv behind one another": (Fused, (X,), 2, 8),
@@ -64,6 +68,12 @@ SITES = {
     "a gate last": (lambda: HalfGate(False), (X,), 1, 1),
     "a SiLU gate last": (lambda: HalfGate(False, nn.SiLU()), (X,), 1, 1),
     "a Sequential in another": (lambda: nested(nn.Linear(HIDDEN, WIDTH)), (X,), 1, 1),
+    "a class made of Sequential": (
+        lambda: Tower(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)),
+        (X,),
+        1,
+        1,
+    ),
     "a gate in a Sequential": (
         lambda: nn.Sequential(GLU(), nn.Dropout(), nn.Linear(HIDDEN, WIDTH)),
         (X,),

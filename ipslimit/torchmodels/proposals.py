@@ -55,9 +55,8 @@ class Proposal:
                 return pairs
             change = trials.change(module, pairs)
             if change is None and self.doubt:
-                refusal = (
-                    f"{self.doubt}, and {original_class(module).__name__} could not be tried alone"
-                )
+                kind = original_class(module).__name__
+                refusal = refusal or f"{self.doubt}, and {kind} could not be tried alone"
             elif change is None or change <= TOLERANCE:
                 return pairs
             else:

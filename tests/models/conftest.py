@@ -1,5 +1,6 @@
 """Tests on models of public libraries: collected with -m models alone, all built from configs."""
 
+import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -15,7 +16,10 @@ _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 def pytest_ignore_collect(collection_path, config):
     """Importing these libraries takes seconds: other runs do not even look."""
     chosen = config.option.markexpr
-    return True if "models" not in chosen or "not models" in chosen else None
+    if "models" not in chosen or "not models" in chosen:
+        return True
+    _declare_operators()
+    return None
 
 
 def pytest_collection_modifyitems(items):
@@ -25,7 +29,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.models)
 
 
-def pytest_sessionstart():
+@functools.cache
+def _declare_operators():
     """A torchvision for CUDA beside a torch without it misses its operators, and cannot be loaded.
 
     Whoever imports it then fails (timm needs it, and transformers where it is there). No model here
