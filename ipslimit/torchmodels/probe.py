@@ -38,7 +38,8 @@ class BoundaryProbe(Masked):
 
     with Frobenius and Euclidean norms. A key projection's bias has no gradient but rounding
     (softmax does not see it), so the ratios mean nothing there: it is marked, and `summary` leaves
-    it out. A `CenteredLinear` is measured as the Linear it equals.
+    it out. A `CenteredLinear` is measured as the Linear it equals, and a layer that FSDP2 shards
+    (`fully_shard`) as a whole.
 
     Parameters
     ----------

@@ -71,6 +71,9 @@ class SAGGS(Optimizer):
     public. A pair with a frozen half, a zero norm or a non-finite one is skipped. Clipping by the
     total gradient norm depends on the gauge: it is not invariant under rescaling a pair.
 
+    Of what FSDP2 shards (`fully_shard`, before pairs are looked for) the norms are those of whole
+    matrices; what is sharded otherwise is refused.
+
     Examples
     --------
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, 32, activation="relu")
@@ -184,7 +187,7 @@ class SAGGS(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None):
         """Balance if it is due, then one step of the wrapped optimizer."""
-        if not self.state and rehearses(self.optimizer):
+        if closure is None and not self.state and rehearses(self.optimizer):
             return self.optimizer.step(closure)
         if self.due():
             self.balance()
@@ -224,8 +227,9 @@ class SAGGS(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
+        older = state_dict.pop("saggs", None)  # where the count was before
         first = next(iter(state_dict.get("param_groups", ())), {})
-        steps = first.get(_STEPS, 0)
+        steps = first.get(_STEPS, older["steps"] if isinstance(older, Mapping) else 0)
         steps = require_int(f'state_dict["param_groups"][0]["{_STEPS}"]', steps, 0)
         self.optimizer.load_state_dict(state_dict)
         self.steps, self._seen_state = steps, False
