@@ -2,7 +2,6 @@
 
 import copy
 
-import torch
 import torch.distributed.checkpoint as dcp
 from sharded_training import OPTIONS, adam, make, parameters, train
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -25,6 +24,7 @@ OPTIMIZERS = {
     "SBO, ema": sbo("ema"),
     "SAGGS": saggs(adam),
     "SAGGS of SBO, fixed": saggs(sbo("fixed")),
+    "AdamW, centred": adam,  # with a Recentring
 }
 FORMS = {
     "as it is": StateDictOptions(),
@@ -36,7 +36,8 @@ FORMS = {
 class Run:
     """A model, its optimizer, and what watches them."""
 
-    def __init__(self, optimizer, sharded, centred=False):
+    def __init__(self, optimizer, sharded):
+        centred = "centred" in optimizer
         self.model = make(sharded, centred)
         self.optimizer = OPTIMIZERS[optimizer](self.model)
         self.policy = Recentring(self.model, self.optimizer, every=2) if centred else None
@@ -55,17 +56,17 @@ class Run:
             options=FORMS[form],
         )
 
-    def state(self):
-        return parameters(self.model) | {"steps": torch.tensor(len(self.probe.steps))}
 
-
-def resumed(optimizer, form, sharded, folder=None, centred=False):
+def resumed(optimizer, form, sharded, folder=None):
     """(undisturbed, resumed) values after 4 and 3 steps; through files where there is a folder."""
-    first = Run(optimizer, sharded, centred)
+    first = Run(optimizer, sharded)
     train(first.model, first.optimizer, range(4))
     saved = copy.deepcopy(first.save(form))
+    policy = None if first.policy is None else first.policy.state_dict()
     train(first.model, first.optimizer, range(4, 7))
-    second = Run(optimizer, sharded, centred)
+    second = Run(optimizer, sharded)
+    if first.policy is not None:
+        second.policy.load_state_dict(policy)
     if folder is not None:
         dcp.save(dict(zip(("model", "optimizer"), saved)), checkpoint_id=folder)
         loaded = dict(zip(("model", "optimizer"), second.save(form)))

@@ -88,11 +88,14 @@ def test_rates_by_matrix_are_param_groups_and_the_largest_is_that_of_the_guard()
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-def test_what_is_in_no_pair_is_trained_by_torch_to_the_bit(maximize):
+@pytest.mark.parametrize("foreach", [None, False])
+def test_what_is_in_no_pair_is_trained_by_torch_to_the_bit(foreach, maximize):
     models = [double(), double()]
     options = OPTIONS | {"maximize": maximize}
-    one = GaugeAdamW(models[0].parameters(), find_pairs(models[0], kinds=["qk"]), **options)
-    two = torch.optim.AdamW(models[1].parameters(), **options)
+    pairs, way = find_pairs(models[0], kinds=["qk"]), {"foreach": foreach}
+    one = GaugeAdamW(models[0].parameters(), pairs, **options, **way)
+    way = way if foreach is not None else {"fused": True}  # on a CPU
+    two = torch.optim.AdamW(models[1].parameters(), **options, **way)
     for model, optimizer in zip(models, (one, two), strict=True):
         train(model, optimizer, 1)
     for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):

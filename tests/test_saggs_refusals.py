@@ -171,6 +171,14 @@ def test_damaged_state_is_named():
         optimizer.load_state_dict(state)
 
 
+def test_states_that_have_the_count_beside_the_groups_are_loaded():
+    optimizer, other = saggs(block()), saggs(block())
+    state = optimizer.state_dict() | {"saggs": {"steps": 7}}
+    del state["param_groups"][0]["saggs_steps"]
+    other.load_state_dict(state)
+    assert other.steps == 7 and "saggs" not in other.state_dict()
+
+
 def test_damaged_entries_are_named_before_any_harm():
     model = block()
     optimizer = saggs(model)

@@ -9,7 +9,9 @@ from resumed_training import FORMS, resumed
 from sharded_training import SCENES, tensor_parallel, two_processes
 from uneven_training import one_process, refused, shared_state, uneven
 
-RESUMED = [(optimizer, form) for optimizer in ("SBO, ema", "SAGGS") for form in FORMS]
+RESUMED = [
+    (optimizer, form) for optimizer in ("SBO, ema", "SAGGS", "AdamW, centred") for form in FORMS
+]
 
 
 def _run(rank, folder):

@@ -60,7 +60,7 @@ class GaugeAdamW(Optimizer):
     maximize : bool
     foreach : bool or None
         All parameters of a group at once, which takes less time on a card and more memory; None
-        does so on a card.
+        does so on a card. For parameters in no pair, as in `SBOAdamW`.
 
     Attributes
     ----------

@@ -99,7 +99,7 @@ def take_over_state(optimizer: torch.optim.Optimizer, source: int, group, device
 
 
 def parallel_model() -> weakref.ref | None:
-    """The DistributedDataParallel whose forward pass runs."""
+    """The DistributedDataParallel whose forward pass runs (an attribute private to torch)."""
     model = DistributedDataParallel._active_ddp_module
     return None if model is None else weakref.ref(model)
 

@@ -39,7 +39,8 @@ class BoundaryProbe(Masked):
 
     with Frobenius and Euclidean norms. A key projection's bias has no gradient but rounding
     (softmax does not see it), so the ratios mean nothing there: it is marked, and `summary` leaves
-    it out. A `CenteredLinear` is measured as the Linear it equals.
+    it out. A `CenteredLinear` is measured as the Linear it equals, and a layer that FSDP2 shards
+    (`fully_shard`) as a whole.
 
     Parameters
     ----------
@@ -209,16 +210,17 @@ class BoundaryProbe(Masked):
 
     @eagerly
     def _before_step(self, optimizer, args, kwargs) -> tuple | None:
-        rehearsal = not optimizer.state and rehearses(optimizer)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer
+        rehearsal = closure is None and not optimizer.state and rehearses(optimizer)
         self._step += not rehearsal
         self._due = not rehearsal and (self._step - 1) % self.every == 0
         if not self._due:
             return None
-        if len(args) > 1 and args[1] is not None:  # the first is the optimizer
-            return (args[0], self._after_closure(optimizer, args[1]), *args[2:]), kwargs
-        if kwargs.get("closure") is not None:
-            closure = self._after_closure(optimizer, kwargs["closure"])
-            return args, kwargs | {"closure": closure}
+        if closure is not None:
+            looking = self._after_closure(optimizer, closure)
+            if len(args) > 1:
+                return (args[0], looking, *args[2:]), kwargs
+            return args, kwargs | {"closure": looking}
         return self._look()
 
     def _after_closure(self, optimizer: torch.optim.Optimizer, closure: Callable) -> Callable:

@@ -28,7 +28,9 @@ class Recentring(Masked, JoinsMeans):
     and the optimizer's state as they are. Steps that are skipped (AMP) do not count, and a mean
     that is not finite is left out: the layer keeps its average. Rows are seen as
     `ipslimit.optim.SBOAdamW` sees them, so gradient accumulation, activation checkpointing,
-    evaluation, compiled models and `DistributedDataParallel` are taken care of.
+    evaluation, compiled models, `DistributedDataParallel` and FSDP2 (layers that are converted
+    before `fully_shard`) are taken care of. With batches that run out, give torch's `Join` the
+    parallel model and this.
 
     Parameters
     ----------

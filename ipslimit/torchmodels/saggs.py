@@ -76,6 +76,9 @@ class SAGGS(Optimizer):
     So does an average of the model (`AveragedModel`, EMA, SWA): A of before a balancing and A of
     after it differ by a factor. Let it follow, with `carry_moves(model, average)`.
 
+    Of what FSDP2 shards (`fully_shard`, before pairs are looked for) the norms are those of whole
+    matrices; what is sharded otherwise is refused.
+
     Examples
     --------
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, 32, activation="relu")
@@ -194,7 +197,7 @@ class SAGGS(Optimizer):
         args, kwargs = (self, closure), {}
         for hook in list(self._optimizer_step_pre_hooks.values()):
             args, kwargs = hook(self, args, kwargs) or (args, kwargs)
-        rehearsal = not self.state and rehearses(self.optimizer)
+        rehearsal = closure is None and not self.state and rehearses(self.optimizer)
         if self.due() and not rehearsal:
             self.balance()
         loss = self.optimizer.step(*args[1:], **kwargs)
@@ -238,8 +241,9 @@ class SAGGS(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
+        older = state_dict.pop("saggs", None)  # where the count was before
         first = next(iter(state_dict.get("param_groups", ())), {})
-        steps = first.get(_STEPS, 0)
+        steps = first.get(_STEPS, older["steps"] if isinstance(older, Mapping) else 0)
         steps = require_int(f'state_dict["param_groups"][0]["{_STEPS}"]', steps, 0)
         self.optimizer.load_state_dict(state_dict)
         self.steps, self._seen_state = steps, False

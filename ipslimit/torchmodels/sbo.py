@@ -113,8 +113,8 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
     those of a convolution; in float32 where p has less. A weight tied to several biases has
     `centre_1`, `centre_2`, ... for the others, in the order of `maps`.
 
-    Models may be sharded by FSDP2 (`fully_shard`) before the optimizer is made: every process steps
-    the rows it has. Layers sharded otherwise (tensor parallelism) are refused by name.
+    Models may be sharded by FSDP2 (`fully_shard`) before the optimizer is made. Layers sharded
+    otherwise are refused. With batches that run out, use `Join([parallel_model, optimizer])`.
 
     `SAGGS` can wrap it: centres are rescaled with what feeds them (`rescale_input`).
 

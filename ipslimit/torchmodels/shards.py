@@ -23,10 +23,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-@torch.no_grad()
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The rows that are here, sharing memory; all of a tensor that is whole."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def is_by_rows(tensor: torch.Tensor) -> bool:

@@ -35,6 +35,8 @@ What this takes of torch beside its documented API, each where there is no other
                                         DistributedDataParallel makes them
     _are_functorch_transforms_active    under torch.func.grad and vmap no gradient gets to `.grad`
     Tensor._version                     the counter of writes
+    FSDP2                               calls the hooks of a sharded parameter once its `.grad` was
+                                        added to
     Tensor._is_view, Tensor._base       a view that is worked on in place gets another history, and
                                         loses the hooks that are on it and not on its base
 """
