@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from ipslimit import BoundaryProbe
 from ipslimit.nn import Recentring
-from ipslimit.optim import SAGGS, SBOAdamW, find_pairs
+from ipslimit.optim import SAGGS, GaugeAdamW, SBOAdamW, find_pairs
 
 
 def sbo(centre):
@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "SBO, ema": sbo("ema"),
     "SAGGS": saggs(adam),
     "SAGGS of SBO, fixed": saggs(sbo("fixed")),
+    "GaugeAdamW": lambda model: GaugeAdamW(model.parameters(), find_pairs(model), **OPTIONS),
     "AdamW, centred": adam,  # with a Recentring
 }
 FORMS = {

@@ -15,6 +15,7 @@ from ipslimit.optim import SAGGS, SBOAdamW, find_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+RESTARTED = ["SBO, batch", "SBO, ema", "SAGGS of SBO, fixed", "GaugeAdamW"]
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -32,7 +33,7 @@ def test_a_run_goes_on_to_the_bit_through_files(form, tmp_path):
     assert all(torch.equal(continued[name], value) for name, value in undisturbed.items())
 
 
-@pytest.mark.parametrize("optimizer", ["SBO, batch", "SBO, ema", "SAGGS of SBO, fixed"])
+@pytest.mark.parametrize("optimizer", RESTARTED)
 @every_form
 def test_saving_before_the_first_step_changes_nothing_of_what_follows(optimizer, form):
     plain, saved = Run(optimizer, False), Run(optimizer, False)

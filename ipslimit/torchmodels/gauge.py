@@ -16,6 +16,7 @@ from .eagerly import eagerly
 from .gauge_plan import Plan
 from .pairs import as_pairs
 from .param_groups import refuse_sparse
+from .rehearsal import Rehearsed
 from .saggs import refuse_missing
 
 # of the rule that ipslimit.GaugeAdamW applies to heads, which knows what they may be
@@ -25,7 +26,7 @@ OPTIONS = ("lr", *SHARED, "maximize", "foreach")
 _ADAMS = {"amsgrad": True, "capturable": None, "fused": None, "decoupled_weight_decay": False}
 
 
-class GaugeAdamW(Optimizer):
+class GaugeAdamW(Rehearsed, Optimizer):
     """AdamW on what the gauge leaves as it is: a step commutes with every rescaling of a pair.
 
     Of a pair (A | B), with s = (|A|_F / |B|_F)^(1/2), which turns into c s where A <- c A and
@@ -136,13 +137,13 @@ class GaugeAdamW(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             refuse_sparse(group["params"], type(self).__name__)
+        if self._rehearsing():
+            return loss
         scales = self._scales(count=True)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                self._begin(p)
             plain = [p for p in params if p not in scales]
-            states = [self.state[p] for p in plain]
+            states = [self._state_of(p) for p in plain]
             adamw_(plain, states, group, group["weight_decay"])
             pieces = [piece for p in params if p in scales for piece in self._pieces(p, scales[p])]
             for together in _in_turn(pieces, group["foreach"]):
@@ -189,20 +190,13 @@ class GaugeAdamW(Optimizer):
 
     def _pieces(self, p: torch.Tensor, scales: list[tuple]) -> list[_Piece]:
         """What of a parameter has one factor, with the count of this step."""
-        state = self.state[p]
+        state = self._state_of(p)
         state["step"] += 1
         tensors = p, p.grad, state["exp_avg"], state["exp_avg_sq"]
         k = float(state["step"])
         if len(scales) == 1:
             return [_Piece(*tensors, scales[0][1], k)]
         return [_Piece(*(t[rows] for t in tensors), scale, k) for rows, scale in scales]
-
-    def _begin(self, p: torch.Tensor) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
     def __getstate__(self) -> dict:
         own = {name: self.__dict__[name] for name in ("pairs", "skipped")}
@@ -212,6 +206,7 @@ class GaugeAdamW(Optimizer):
         super().__setstate__(state)
         if "pairs" in state:  # a copy, whose parameters are others
             self._plan = Plan.of(self.pairs)
+        self._drop_unknown()
 
 
 class _Piece(NamedTuple):

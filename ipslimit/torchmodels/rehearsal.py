@@ -36,13 +36,22 @@ def rehearses(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Rehearsed:
-    """An optimizer that makes its state in such a step, and forgets it in the next real one.
-
-    It has `_state_of(p)`, the state of a parameter as before the first step, and
-    `_further_state()`, (parameter, name, shape) of what is kept besides, once it is known.
-    """
+    """An AdamW that makes its state in such a step, and forgets it in the next real one."""
 
     _rehearsed = False
+
+    def _state_of(self, p: torch.Tensor) -> dict:
+        """The state of a parameter; before its first step that of AdamW."""
+        state = self.state[p]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state
+
+    def _further_state(self) -> list[tuple[torch.Tensor, str, tuple[int, ...]]]:
+        """(parameter, name, shape) of what is kept besides, once it is known."""
+        return []
 
     def _rehearsing(self) -> bool:
         """Whether this step is a rehearsal, which then has made the state."""

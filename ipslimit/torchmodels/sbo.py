@@ -315,14 +315,6 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
     def _options(self) -> dict[nn.Parameter, dict]:
         return {p: group for group in self.param_groups for p in group["params"]}
 
-    def _state_of(self, p: nn.Parameter) -> dict:
-        state = self.state[p]
-        if "exp_avg" not in state:
-            state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return state
-
     def _further_state(self) -> list[tuple[nn.Parameter, str, tuple[int, int]]]:
         options, stored = self._options(), self._distinct.items()
         found = [(m.weight, name, m.mean_shape) for m, name in stored]
