@@ -100,7 +100,9 @@ class CompiledLayers(Layers):
         step = step_of(rule, units, training.step, training.per_token, state, depth)
         # views of the states, which the loops change
         states = (
-            state[slot].view(-1, *state[slot].shape[2:]).numpy() if slot in state else absent
+            state[slot].view(len(absent), *state[slot].shape[2:]).numpy()
+            if slot in state
+            else absent
             for slot in slots_of(rule)
         )
         return Trained(step, tuple(states))
