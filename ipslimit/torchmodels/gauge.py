@@ -255,7 +255,7 @@ def _gauge_adamw(group: dict, pieces: list[_Piece]) -> None:
         torch._foreach_mul_(p, 1 - lr * group["weight_decay"])
     sizes = [-lr * b2**0.5 / b1 for b1, b2 in zip(first, second, strict=True)]
     if isinstance(scales[0], torch.Tensor):
-        m = [m[0] * scales[0]]
+        roots[0].div_(scales[0])  # infinite, and so without a step, where there is no factor
     else:
         sizes = [size * s for size, s in zip(sizes, scales, strict=True)]
     torch._foreach_addcdiv_(p, m, roots, sizes)
