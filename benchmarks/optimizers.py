@@ -192,8 +192,8 @@ def _balancing(trainings: dict) -> dict:
     )
     ratio = samples["balancing"] / samples["iteration"]
     return {
-        "seconds": float(np.median(samples["balancing"])),
-        "iterations": float(np.median(ratio)),
+        "seconds": float(np.nanmedian(samples["balancing"])),
+        "iterations": float(np.nanmedian(ratio)),
     }
 
 

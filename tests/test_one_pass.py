@@ -22,7 +22,7 @@ def loops(monkeypatch):
     monkeypatch.setattr(adam, "FEW", 1)
     monkeypatch.setattr(stack, "FEW", 1)
     monkeypatch.setattr(weights, "ENTRIES_PER_THREAD", 8)
-    for name in ("move", "products", "squares_and_products"):
+    for name in ("move", "two_products", "squares_and_products"):
         monkeypatch.setattr(weights, name, watched(getattr(weights, name), taken))
     return taken
 
@@ -140,7 +140,7 @@ def test_threads_change_no_bit(loops):
             found.append((model, probe.history()))
     finally:
         torch.set_num_threads(before)
-    assert {"move", "products", "squares_and_products"} == set(loops)
+    assert {"move", "two_products", "squares_and_products"} == set(loops)
     for model, history in found[1:]:
         assert distance(model, found[0][0]) == 0.0
         assert all((history[name] == found[0][1][name]).all() for name in history)
@@ -220,7 +220,7 @@ def test_a_probe_in_one_pass_loses_nothing_of_a_small_step(loops):
             rows.append([float(v.detach().norm()) for v in vectors])
         model.float()
         expected.append(rows)
-    assert set(loops) == {"products", "squares_and_products"}
+    assert set(loops) == {"two_products", "squares_and_products"}
     history = probe.history()
     names = ("g_W", "dW mu", "db", "db + dW mu", "effective_bias")
     found = np.stack([history[name] for name in names], axis=-1)

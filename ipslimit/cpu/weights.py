@@ -1,7 +1,7 @@
 """What is done to, and measured of, large weights of a torch model, in one pass over their memory.
 
 `move` is a step of SBO-AdamW, which `torchmodels.adam` defines on tensors; `squares_and_products`
-and `products` are what a `torchmodels.stack` measures before and after any step.
+and `two_products` are what a `torchmodels.stack` measures before and after any step.
 """
 
 from __future__ import annotations
@@ -65,33 +65,34 @@ def move(weights: Sequence[Weight]) -> None:
     _each_row(move_rows, [(w,) for w in weights])
 
 
-def products(weights: Sequence[np.ndarray], vectors: np.ndarray) -> np.ndarray:
-    """W mu in float64 of float32 weights: differences of two such lose nothing that is in W.
-
-    Parameters
-    ----------
-    weights : arrays (outputs, inputs)
-        One at least, all of one shape, float32.
-    vectors : array (weights, groups, vectors, inputs), float64
-        What the outputs of each group of a weight are taken at.
-
-    Returns
-    -------
-    array (weights, vectors, outputs), float64
-    """
-    found = np.empty((len(weights), vectors.shape[2], len(weights[0])))
-    _each_row(product_rows, list(zip(weights, vectors, found, strict=True)))
-    return found
-
-
 def squares_and_products(
     weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray], vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Squared norms of the rows of the gradients, (weights, outputs), and `products`."""
-    found = np.empty((len(weights), vectors.shape[2], len(weights[0])))
-    sizes = np.empty((len(weights), len(weights[0])))
+    """Squared norms of the rows of gradients, and W mu in float64 of float32 weights.
+
+    Differences of two such products lose nothing that is in W.
+
+    Parameters
+    ----------
+    weights, gradients : arrays (outputs, inputs)
+        One at least, all of one shape, float32.
+    vectors : array (weights, groups, inputs), float64
+        The mu of every group of outputs.
+
+    Returns
+    -------
+    arrays (weights, outputs), float64
+    """
+    sizes, found = np.empty((2, len(weights), len(weights[0])))
     _each_row(look_at_rows, list(zip(weights, gradients, vectors, sizes, found, strict=True)))
     return sizes, found
+
+
+def two_products(weights: Sequence[np.ndarray], vectors: np.ndarray) -> np.ndarray:
+    """W mu of two mu, (weights, 2, outputs), from vectors (weights, groups, 2, inputs)."""
+    found = np.empty((len(weights), 2, len(weights[0])))
+    _each_row(product_rows, list(zip(weights, vectors, found, strict=True)))
+    return found
 
 
 def _each_row(entry, given: list[tuple]) -> None:
@@ -145,11 +146,13 @@ def move_rows(weight, start, stop):
 
 
 @njit(fastmath=SUMS)
-def _product(row, vector):
-    total = 0.0
+def _two_products(row, one, other):
+    first, second = 0.0, 0.0
     for j in range(len(row)):
-        total += np.float64(row[j]) * vector[j]
-    return total
+        x = np.float64(row[j])
+        first += x * one[j]
+        second += x * other[j]
+    return first, second
 
 
 @njit(fastmath=SUMS)
@@ -164,12 +167,11 @@ def _square_and_product(row, gradient, vector):
 
 @compiled_entry()
 def product_rows(weight, vectors, out, start, stop):
-    """Rows start .. stop - 1 of one of `products`."""
+    """Rows start .. stop - 1 of one of `two_products`."""
     outputs = len(weight) // len(vectors)
     for i in range(start, stop):
         at = vectors[i // outputs]
-        for k in range(len(at)):
-            out[k, i] = _product(weight[i], at[k])
+        out[0, i], out[1, i] = _two_products(weight[i], at[0], at[1])
 
 
 @compiled_entry()
@@ -177,7 +179,4 @@ def look_at_rows(weight, gradient, vectors, sizes, out, start, stop):
     """Rows start .. stop - 1 of one of `squares_and_products`."""
     outputs = len(weight) // len(vectors)
     for i in range(start, stop):
-        at = vectors[i // outputs]
-        sizes[i], out[0, i] = _square_and_product(weight[i], gradient[i], at[0])
-        for k in range(1, len(at)):
-            out[k, i] = _product(weight[i], at[k])
+        sizes[i], out[i] = _square_and_product(weight[i], gradient[i], vectors[i // outputs])

@@ -171,16 +171,16 @@ class Stack:
         from ..cpu.weights import squares_and_products  # a compiler takes a second to import
 
         flat = [g.reshape(-1, self.shape[-1]).float().contiguous().numpy() for g in gradients]
-        at = self.mean.unsqueeze(-2).double().flatten(1, 2).numpy()
+        at = self.mean.double().flatten(1, 2).numpy()
         rows, found = map(torch.from_numpy, squares_and_products(self._arrays(), flat, at))
         return rows.view(self.shape[:-1]).sum((-2, -1)).sqrt(), found.view(self.shape[:-1])
 
     def _products(self, vectors: torch.Tensor) -> torch.Tensor:
-        """W mu of several mu, (..., mu, inputs) -> (..., mu, outputs), in one pass in float64."""
-        from ..cpu.weights import products  # a compiler takes a second to import
+        """W mu of two mu, (..., 2, inputs) -> (..., 2, outputs), in one pass in float64."""
+        from ..cpu.weights import two_products  # a compiler takes a second to import
 
         at = vectors.double().flatten(1, 2).numpy()
-        found = torch.from_numpy(products(self._arrays(), at))
+        found = torch.from_numpy(two_products(self._arrays(), at))
         return found.unflatten(-1, self.shape[1:-1]).movedim(1, -2)
 
     def _arrays(self) -> list[np.ndarray]:
