@@ -8,6 +8,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from builders import normal
 from modules import seeded
+from operators import declare_operators
 from sharded_training import OPTIONS, adam, parameters, recorded, two_processes
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -112,6 +113,7 @@ CASES = [(name, kind) for name in MODELS for kind in KINDS]
 
 
 def _run(rank, folder):
+    declare_operators()
     with two_processes(rank, folder):
         found = {case: run(*case, rank) for case in CASES}
         found |= {name: resumed(name, rank) for name in MODELS}
