@@ -10,7 +10,17 @@ import os
 import time
 from pathlib import Path
 
-NAMES = ("kernel", "perceptrons", "training", "limit", "sweep", "growth", "sharding", "boundary")
+NAMES = (
+    "kernel",
+    "perceptrons",
+    "training",
+    "limit",
+    "sweep",
+    "growth",
+    "sharding",
+    "boundary",
+    "optimizers",
+)
 TITLES = {
     "kernel": "Attention: one field and its VJP",
     "perceptrons": "Perceptrons: one field and its VJP",
@@ -20,6 +30,7 @@ TITLES = {
     "growth": "Growth",
     "sharding": "One model on two processes",
     "boundary": "Boundary motion: the cost of looking and of centring",
+    "optimizers": "Optimizers for any torch model: an iteration of a GPT",
 }
 
 

@@ -1,5 +1,6 @@
 """Optimizers for any torch model, by the conventions of torch.optim."""
 
+from .torchmodels.averages import carry_moves
 from .torchmodels.gauge import GaugeAdamW
 from .torchmodels.pair_check import verify_pairs
 from .torchmodels.pair_search import FoundPairs, find_pairs
@@ -18,6 +19,7 @@ __all__ = [
     "SBOAdamW",
     "Side",
     "balance",
+    "carry_moves",
     "find_pairs",
     "rescale_pair",
     "verify_pairs",

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from ipslimit import BoundaryProbe
-from ipslimit.optim import SAGGS, SBOAdamW, find_pairs
+from ipslimit.optim import SAGGS, GaugeAdamW, SBOAdamW, find_pairs, rescale_pair
 from ipslimit.torchmodels.affine import affine_form
 from ipslimit.torchmodels.maps import find_maps
 
@@ -165,3 +165,23 @@ def test_a_model_without_an_affine_layer_is_told_that_it_gets_plain_adamw():
         SBOAdamW(Bert(), exclude="*")
     with pytest.warns(UserWarning, match="plain AdamW"):
         SBOAdamW([{"modules": model[0]}, {"modules": model[1]}])
+
+
+@pytest.mark.parametrize("linear", [Conv1D, nn.Linear])
+def test_twins_are_so_whichever_way_weights_lie(linear):
+    """GaugeAdamW with one pair a head, of a packed projection, and the two of an MLP."""
+    make = lambda: nn.Sequential(Fused("apart", linear=linear), Plain(linear=linear))  # noqa: E731
+    one, two = seeded(0, make).double(), seeded(0, make).double()
+    pairs = find_pairs(two, "head")
+    assert len(pairs) == 2 * 4 + 1
+    for k, pair in enumerate(pairs):
+        rescale_pair(pair, 2.0 ** (k - 4))
+    optimizers = [GaugeAdamW(net.parameters(), find_pairs(net, "head")) for net in (one, two)]
+    for k in range(4):
+        outputs = [net(X + k) for net in (one, two)]
+        assert torch.equal(*outputs)
+        for z, optimizer in zip(outputs, optimizers, strict=True):
+            optimizer.zero_grad()
+            z.square().mean().backward()
+            optimizer.step()
+    assert not torch.equal(one[1].c_fc.weight, two[1].c_fc.weight)

@@ -10,6 +10,7 @@ from benchmarks import (
     kernel,
     limit,
     limit_peers,
+    optimizers,
     perceptrons,
     plain,
     sweep,
@@ -123,3 +124,24 @@ def test_watched_steps_are_the_plain_ones_and_centred_layers_the_same_function()
     outputs = [call() for call in boundary.make_layers(5).values()]
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0])
+
+
+def test_a_gpt_trains_alike_under_every_contestant():
+    kinds = (*optimizers.BASES, *optimizers.KINDS)
+    sizes = {"layers": 1, "width": 8, "heads": 2, "words": 5, "tokens": 6}
+    losses = {}
+    for kind in kinds:
+        training = optimizers.Training(kind, **sizes)
+        losses[kind] = [training.iterate()[0] for _ in range(3)]
+    assert losses["probe"] == losses["foreach"]
+    for kind in ("fused", "SAGGS", "SBO", "SBO ema"):
+        assert losses[kind] == pytest.approx(losses["foreach"], rel=1e-2)
+    assert losses["fused"] == pytest.approx(losses["foreach"], rel=1e-5)
+    assert losses["SBO"] != losses["SBO ema"] != losses["foreach"]
+
+
+def test_ratios_of_iterations_are_taken_round_by_round():
+    over = optimizers._over({"foreach": [1.0, 2.0], "fused": [0.5, 1.0], "SBO": [2.0, 4.0]})
+    assert over["ratios"]["foreach"]["SBO"] == [2.0, 2.0, 2.0]
+    assert over["ratios"]["fused"]["SBO"] == [4.0, 4.0, 4.0]
+    assert over["times"]["SBO"] == 3.0 and over["least"]["SBO"] == 2.0

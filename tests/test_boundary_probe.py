@@ -186,7 +186,7 @@ def test_keys_are_apart_however_they_are_packed():
     # the ratios of keys: nothing but rounding moves their bias
     assert histories[0]["R1"][0, 1] < 1e-12 and histories[0]["R2"][0, 1] > 1e10
     summary = found[0].summary()
-    assert summary["R2"] == pytest.approx(histories[0]["R2"][0, [0, 2]].mean())
+    assert summary["R2"] == pytest.approx(np.median(histories[0]["R2"][0, [0, 2]]))
 
 
 def test_packed_layers_of_two_kinds_are_measured_side_by_side():
@@ -370,5 +370,3 @@ def test_bad_arguments_are_named():
             call()
     probe = BoundaryProbe(model, optimizer)
     assert np.isnan(probe.summary()["R1"])
-    with pytest.raises(ValueError, match="got a closure"):
-        optimizer.step(lambda: model(batch(0)).sum())

@@ -52,7 +52,7 @@ def test_it_is_the_affine_map_about_its_centre():
     torch.testing.assert_close(made(x), expected, rtol=0, atol=1e-14)
     names = {name for name, _ in made.named_parameters()}
     assert names == {"weight", "beta"} and not made.centre.requires_grad
-    assert set(made.state_dict()) == {"weight", "beta", "centre"}
+    assert set(made.state_dict()) == {"weight", "beta", "centre", "bias"}
 
 
 def test_its_gradients_are_those_about_the_centre():

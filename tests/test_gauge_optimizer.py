@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,11 +88,14 @@ def test_rates_by_matrix_are_param_groups_and_the_largest_is_that_of_the_guard()
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-def test_what_is_in_no_pair_is_trained_by_torch_to_the_bit(maximize):
+@pytest.mark.parametrize("foreach", [None, False])
+def test_what_is_in_no_pair_is_trained_by_torch_to_the_bit(foreach, maximize):
     models = [double(), double()]
     options = OPTIONS | {"maximize": maximize}
-    one = GaugeAdamW(models[0].parameters(), find_pairs(models[0], kinds=["qk"]), **options)
-    two = torch.optim.AdamW(models[1].parameters(), **options)
+    pairs, way = find_pairs(models[0], kinds=["qk"]), {"foreach": foreach}
+    one = GaugeAdamW(models[0].parameters(), pairs, **options, **way)
+    way = way if foreach is not None else {"fused": True}  # on a CPU
+    two = torch.optim.AdamW(models[1].parameters(), **options, **way)
     for model, optimizer in zip(models, (one, two), strict=True):
         train(model, optimizer, 1)
     for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
@@ -331,7 +335,7 @@ def shared_rows(model):
 
 REFUSED = {
     "lr": (lambda m: gauge(m, lr=-1.0), "lr must be"),
-    "lr of two": (lambda m: gauge(m, lr=torch.ones(2)), r"lr must be one number; got a tensor"),
+    "lr of two": (lambda m: gauge(m, lr=torch.ones(2)), r"lr must be.*a tensor \(2,\)"),
     "betas": (lambda m: gauge(m, betas=(0.9, 1.0)), r"betas\[1\] must be"),
     "eps": (lambda m: gauge(m, eps=-1.0), "eps must be"),
     "weight_decay": (lambda m: gauge(m, weight_decay=-0.1), "weight_decay must be"),
@@ -355,6 +359,14 @@ def test_pairs_that_close_a_ring_are_named():
     pairs += [Pair((Part(b, name="b"), None), (Part(a, name="a"), None), "two")]
     with pytest.raises(ValueError, match=r"pairs must not close a ring; got one through \(a \| b"):
         GaugeAdamW([a, b], pairs)
+
+
+def test_sharded_parameters_are_refused_by_name():
+    by_rows = SimpleNamespace(is_shard=lambda dim: dim == 0, is_replicate=lambda: False)
+    sharded = type("DTensor", (nn.Parameter,), {"placements": (by_rows,)})(torch.ones(4, 4))
+    other = nn.Parameter(torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"pairs must have whole parameters; got pairs\[0\]\[1\]"):
+        GaugeAdamW([other, sharded], [((other, None), (sharded, None))])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from ipslimit import (
     Atoms,
     BlockAdamW,
     BoundaryProbe,
+    GaugeAdamW,
     Heads,
     Problem,
     Rebalance,
@@ -36,6 +37,7 @@ from ipslimit import (
 )
 from ipslimit.model.losses import ReadoutCrossEntropy
 from ipslimit.solvers import solve_limit
+from ipslimit.torchmodels.pairs import as_pairs
 
 ROOT = Path(__file__).parents[1]
 X, Y, HEADS = normal(2, 4, 3), normal(2, 3, seed=1), random_heads()
@@ -94,6 +96,7 @@ CALLS = {
     "AdamW": (AdamW, ADAM),
     "BlockAdamW": (BlockAdamW, ADAM | {"mean": False}),
     "SBOAdamW": (SBOAdamW, ADAM | {"centre": "ema", "centre_decay": 0.9, "transport": False}),
+    "GaugeAdamW": (GaugeAdamW, ADAM),
     "Rebalance": (Rebalance, {"rule": AdamW(0.1), "every": 1, "damping": 1.0}),
     "ReadoutCrossEntropy": (ReadoutCrossEntropy, {"readout": normal(5, 3)}),
     "train_particles": (
@@ -137,6 +140,12 @@ CALLS = {
             "foreach": None,
             "exclude": (),
         },
+    ),
+    "optim.GaugeAdamW": (
+        lambda pairs, **options: ipslimit.optim.GaugeAdamW(
+            {part.parameter: 0 for pair in as_pairs(pairs) for part in pair.parts}, pairs, **options
+        ),
+        ADAM | {"pairs": PAIRS, "maximize": False, "foreach": None},
     ),
     "SAGGS": (
         ipslimit.optim.SAGGS,

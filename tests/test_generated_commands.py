@@ -53,6 +53,7 @@ known = st.sampled_from(
         "sgd",
         "sbo",
         "block-adamw",
+        "gauge-adamw",
         "xavier",
         "atoms",
         "truncated-normal",

@@ -1,6 +1,7 @@
 """Pairs in the layouts of public models, and what a trial of a module leaves untouched."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from modules import GroupedAttention, seeded
 from torch import nn
 
 from ipslimit.optim import find_pairs, rescale_pair, verify_pairs
+from ipslimit.torchmodels import bare
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(2, 5, WIDTH, generator=GENERATOR, dtype=torch.float64)
@@ -33,6 +35,10 @@ ROUTES = torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2]]), torch.full((4, 2), 0.5)
 
 def nested(*tail):
     return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU()), nn.Dropout(), *tail)
+
+
+class Tower(nn.Sequential):
+    """A class of its own, with the forward of Sequential."""
 
 
 # (module, inputs, pairs per matrix, pairs per head)
@@ -62,6 +68,12 @@ SITES = {
     "a gate last": (lambda: HalfGate(False), (X,), 1, 1),
     "a SiLU gate last": (lambda: HalfGate(False, nn.SiLU()), (X,), 1, 1),
     "a Sequential in another": (lambda: nested(nn.Linear(HIDDEN, WIDTH)), (X,), 1, 1),
+    "a class made of Sequential": (
+        lambda: Tower(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)),
+        (X,),
+        1,
+        1,
+    ),
     "a gate in a Sequential": (
         lambda: nn.Sequential(GLU(), nn.Dropout(), nn.Linear(HIDDEN, WIDTH)),
         (X,),
@@ -235,6 +247,27 @@ def test_a_trial_needs_nothing_of_the_parameters(kind):
         model.requires_grad_(False) if kind == "frozen" else model.to(getattr(torch, kind, kind))
     )
     assert len(find_pairs(model)) == 8
+
+
+def test_large_experts_are_tried_with_one_for_all(monkeypatch):
+    """So that a trial of hundreds needs the memory of one."""
+    monkeypatch.setattr(bare, "LARGE", 0)
+    copied = bare.Bare(Experts()).module
+    assert copied.gate_up_proj.untyped_storage().nbytes() == 4 * copied.gate_up_proj[0].numel()
+    for transposed in (False, True):
+        model = seeded(0, functools.partial(Experts, transposed)).double()
+        assert verify_pairs(model, find_pairs(model), X[0, :4], *ROUTES) == 0.0
+
+
+def test_a_trial_is_on_the_cpu_in_float32_whatever_is_the_default():
+    model = Fused("apart")
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert len(find_pairs(model)) == 8
+    finally:
+        torch.set_default_dtype(default)
 
 
 def test_halves_in_which_both_gate_are_one_pair():

@@ -42,7 +42,7 @@ def test_the_example_of_a_language_model_comes_near_its_limit():
     assert limit.probe_loss[8] < limit.probe_loss[0] - 0.1
 
 
-@pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "SAGGS"])
+@pytest.mark.parametrize("word", ["SBOAdamW", "Recentring", "import SAGGS", "import GaugeAdamW"])
 def test_every_optimizer_works_by_itself_on_a_torch_model(word):
     (block,) = (block for block in BLOCKS if word in block)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)

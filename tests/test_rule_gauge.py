@@ -15,6 +15,7 @@ from test_rules import STEPS, gradients, updated
 
 from ipslimit import AdamW, Atoms, GaugeAdamW, Rebalance, Units, train_particles
 from ipslimit.model.rules.gauge import chains_of
+from ipslimit.model.rules.identity import rule_text
 from ipslimit.model.symmetry import chains, pair_scale, rescale_pairs
 from ipslimit.solvers import solve_limit
 
@@ -234,15 +235,17 @@ def test_pairs_of_two_zeros_are_left_to_the_decay_and_reported(path, monkeypatch
     assert train_particles(biased_problem(), RULE, 3, None, 2, device="cpu").notes == []
 
 
-def test_units_without_pairs_are_trained_by_adamw_and_said_to_be():
-    layout = Tanh.make_layout(d=3, n=2)
+def test_units_without_pairs_are_left_to_adamw_and_refused_where_there_are_no_others():
+    layout, adamw = Tanh.make_layout(d=3, n=2), AdamW(LR, BETAS, EPS, DECAY)
+    assert rule_text(RULE.suited(layout)) == rule_text(adamw)
+    assert RULE.suited(DEEP) is RULE
     units = Units.from_packed(normal(layout.size, 4), torch.full((4,), 0.25, dtype=F64), layout)
-    runs = [
-        train_particles(problem_of(Atoms(units)), rule, 3, 4, 3, 2, device="cpu")
-        for rule in (RULE, AdamW(LR, BETAS, EPS, DECAY))
-    ]
-    assert torch.equal(runs[0].x[3], runs[1].x[3])
-    assert runs[0].notes == ["units without symmetry pairs were trained as by AdamW"]
+    with pytest.raises(
+        ValueError, match=r"GaugeAdamW\(.*must have symmetry pairs; got Tanh\(.*AdamW"
+    ):
+        RULE.init(units)
+    with pytest.raises(ValueError, match="must have symmetry pairs; got Tanh with w_in"):
+        train_particles(problem_of(Atoms(units)), RULE, 3, 4, 1, device="cpu")
 
 
 def test_there_is_nothing_in_it_to_balance():
@@ -266,6 +269,23 @@ def test_what_goes_with_a_matrix_takes_the_factor_of_all_on_its_side():
         ("v", "o"),
     ]
     assert chains(Relu.pairs)[0].members == (("w_in", (0,)), ("w_out", (1,)), ("b_in", (0,)))
+
+
+class Ring(Deep):
+    """Three matrices, each of which feeds the next, round and round."""
+
+    pairs = ((("w_1", "b_1"), ("w_2",)), (("w_2", "b_2"), ("w_3",)), (("w_3",), ("w_1",)))
+
+
+@pytest.mark.parametrize("path", ["eager", "fused"])
+def test_units_whose_pairs_close_a_ring_are_refused_by_this_rule_alone(path, monkeypatch):
+    monkeypatch.setenv("IPSLIMIT_KERNEL", path)
+    layout = Ring.make_layout(("b_1",), d=3, n=4, e=2)
+    units = Units.from_packed(normal(layout.size, 4), torch.full((4,), 0.25, dtype=F64), layout)
+    problem = problem_of(Atoms(units))
+    with pytest.raises(ValueError, match="pairs must not close a ring"):
+        train_particles(problem, RULE, 2, 4, 1, device="cpu")
+    assert train_particles(problem, AdamW(LR), 2, 4, 1, device="cpu").status == "ok"
 
 
 def test_pairs_of_which_norms_do_not_tell_the_scales_are_refused():

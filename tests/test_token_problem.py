@@ -11,6 +11,7 @@ from ipslimit import (
     SGD,
     Atoms,
     Block,
+    GaugeAdamW,
     Lion,
     Rebalance,
     SBOAdamW,
@@ -97,13 +98,14 @@ def test_rules_that_have_nothing_to_act_on_in_the_ends_train_these_as_what_they_
     rules = {
         "sbo": SBOAdamW(0.01, eps=0.01),
         "balanced": Rebalance(SBOAdamW(0.01, eps=0.01), every=2),
+        "gauge": GaugeAdamW(0.01, eps=0.01),
         "plain": RULE,
     }
     runs = {
         name: train_particles(problem, rule, 2, 4, 1, record=[0, 1], device="cpu")
         for name, rule in rules.items()
     }
-    for name in ("sbo", "balanced"):
+    for name in rules.keys() - {"plain"}:
         # one step from the same gradient: the ends move as with AdamW, the units do not
         for end, table in runs[name].ends[1].items():
             torch.testing.assert_close(table, runs["plain"].ends[1][end], rtol=1e-13, atol=1e-15)
@@ -123,7 +125,8 @@ def test_a_family_without_biases_or_pairs_is_trained_by_what_is_left_of_the_rule
     )  # gelu: perceptrons have neither biases nor a symmetry pair
     problem = tokens(law=law)
     plain = train_particles(problem, RULE, 2, 4, 1, record=[1], device="cpu")
-    for rule in (SBOAdamW(0.01, eps=0.01), Rebalance(SBOAdamW(0.01, eps=0.01), every=1)):
+    sbo = SBOAdamW(0.01, eps=0.01)
+    for rule in (sbo, Rebalance(sbo, every=1), GaugeAdamW(0.01, eps=0.01)):
         run = train_particles(problem, rule, 2, 4, 2, record=[1, 2], device="cpu")
         assert run.status == "ok" and not run.notes
         torch.testing.assert_close(
@@ -133,7 +136,7 @@ def test_a_family_without_biases_or_pairs_is_trained_by_what_is_left_of_the_rule
         assert limit.status == "converged"
 
 
-@pytest.mark.parametrize("rule", [SBOAdamW(0.01), Rebalance(RULE)], ids=["sbo", "rebalance"])
+@pytest.mark.parametrize("rule", [SBOAdamW(0.01), Rebalance(RULE), GaugeAdamW(0.01)], ids=repr)
 def test_a_rule_that_suits_no_family_at_all_is_refused(rule):
     law = Block(perceptron=XavierPerceptrons(4, 3).nodes(4, 1), norm="rms")
     with pytest.raises(ValueError, match=r"must have (biases|symmetry pairs)"):

@@ -7,7 +7,7 @@ import torch
 from modules import GroupedAttention, SwiGLU, seeded
 from torch import nn
 
-from ipslimit.optim import find_pairs, verify_pairs
+from ipslimit.optim import Pair, find_pairs, verify_pairs
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 
@@ -17,7 +17,7 @@ def encoder():
 
 
 class Branch(nn.Module):
-    """A residual branch that looks homogeneous from outside."""
+    """A residual branch that says of itself that it is homogeneous."""
 
     def __init__(self, function, size=1.0):
         super().__init__()
@@ -27,14 +27,27 @@ class Branch(nn.Module):
             self.fc2.weight.mul_(size)
             self.fc2.bias.zero_()
 
+    def symmetry_pairs(self, name, per):
+        first, second = (self.fc1.weight, self.fc1.bias), (self.fc2.weight, None)
+        return {"mlp": [Pair(first, second, f"{name}.fc1/fc2", feeds=True)]}
+
     def forward(self, x):
         return x + self.gain * self.fc2(self.function(self.fc1(x)))
 
 
 def test_a_symmetry_is_told_from_a_similar_network():
-    """A norm in the forward pass alone cannot be seen from the modules; it can from the outputs."""
+    """Pairs that a module declares are believed; what they do is seen in the outputs."""
 
     class Hidden(GroupedAttention):
+        def symmetry_pairs(self, name, per):
+            query, key, value, output = (
+                (getattr(self, f"{part}_proj").weight, None) for part in "qkvo"
+            )
+            return {
+                "qk": [Pair(query, key, f"{name} query/key", feeds=False)],
+                "vo": [Pair(value, output, f"{name} value/output", feeds=True)],
+            }
+
         def forward(self, x):
             q = nn.functional.rms_norm(self.q_proj(x), (16,))
             k = nn.functional.rms_norm(self.k_proj(x), (8,)).repeat(1, 1, 2)

@@ -121,8 +121,8 @@ def run_cell(setting: BoundarySetting, cell: BoundaryCell) -> dict:
     probe.remove()
     history = probe.history()
     return {
-        "summary": probe.summary(),
-        "median": probe.summary(statistic=np.median),
+        "summary": probe.summary(statistic=np.mean),
+        "median": probe.summary(),
         "key": {name: _mean(history[name][:, probe.is_key]) for name in ("R1", "R2", "R3")},
         "curves": {name: _curve(history[name][:, ~probe.is_key], name) for name in CURVES},
         "loss": losses,

@@ -26,19 +26,21 @@ To be read in this order, in which each is made of those before it:
     rule_loops  what of them takes loops
     sweeps      a seed through all layers, forward, and backward with the rule
     layers      these sweeps as the `Layers` of a particle transformer
+    weights     by itself: SBO-AdamW, and what a probe measures, on large weights of torch models
 
 `dispatch` stands before them all: it chooses the path, and which of a family's two kernels, by
 sizes alone, and imports no compiler. The rest is imported where it is first used, since that takes
-a second. From outside, tensors come in through `fused` and `layers`; compiled loops elsewhere, such
-as the march of the limit through depth, call `branch_field` and `branch_vjp` of `branches`. All
-that enters compiled code from Python is a `compilation.compiled_entry`, and what it calls by
-address, a kernel or a rule's step, a `compilation.compiled_callback`: both are kept on disk. So a
-family or a rule costs the compilation of itself alone, and no loop is compiled twice for another.
+a second. From outside, tensors come in through `fused` and `layers`, arrays through `weights`;
+compiled loops elsewhere, such as the march of the limit through depth, call `branch_field` and
+`branch_vjp` of `branches`. All that enters compiled code from Python is a
+`compilation.compiled_entry`, and what it calls by address, a kernel or a rule's step, a
+`compilation.compiled_callback`: both are kept on disk. So a family or a rule costs the compilation
+of itself alone, and no loop is compiled twice for another.
 
 None of this is a second definition. The field and its transpose are those of `model.eager`, to
 which, and to autograd through the formula, tests/test_kernel_fused.py holds them, and those for few
-units tests/test_wide_kernels.py. Layers and rules
-are those of `model.layers` and `model.rules`, and tests/test_layers.py compares them, as it does
-the march with the one in torch. They agree to rounding; where bits must be the same, whatever the
-threads and the seeds computed together, bits are compared.
+units tests/test_wide_kernels.py. Layers and rules are those of `model.layers` and `model.rules`,
+and tests/test_layers.py compares them, as it does the march with the one in torch. They agree to
+rounding; where bits must be the same, whatever the threads and the seeds computed together, bits
+are compared.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -132,6 +133,11 @@ def run_tasks(
     if (function, dtype, families) not in _compiled:
         _compile(function, dtype, work, families)
     threads = min(torch.get_num_threads(), tasks, int(operations / OPERATIONS_PER_THREAD))
+    share_out(work, tasks, threads)
+
+
+def share_out(work: Callable[[int, int], None], tasks: int, threads: int) -> None:
+    """work(first, last) for the tasks 0 .. tasks - 1 in as many shares, each in a thread."""
     if threads <= 1:
         work(0, tasks)
         return

@@ -72,7 +72,11 @@ def place_of(layout: Layout) -> Place:
                 if matrix in names:
                     followers.append((pair, side, *_ends(layout.inner_rows[name])))
     chained, gauged = [], []
-    for number, chain in enumerate(chains_of(layout)):
+    try:
+        chains = chains_of(layout)
+    except ValueError:  # a ring, which GaugeAdamW alone refuses
+        chains = ()
+    for number, chain in enumerate(chains):
         before = len(chained)
         chained += [(number, *_ends(slices[name])) for name in chain.matrices]
         gauged += [(blocks[name], {before + k for k in ks}) for name, ks in chain.members]

@@ -62,8 +62,9 @@ def train_particles(
     ----------
     problem : Problem or TokenProblem
     rule : Rule
-        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, or `Rebalance` of one of them; or one's own, which
-        is tried on random heads first and refused if it is not what `Rule` describes.
+        `SGD`, `AdamW`, `BlockAdamW`, `SBOAdamW`, `GaugeAdamW` or another of `ipslimit.model.rules`,
+        or `Rebalance` of one of them; or one's own, which is tried on random heads first and
+        refused if it is not what `Rule` describes.
     depth : int
         L.
     heads : int, dict or None

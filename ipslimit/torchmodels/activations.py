@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from .shards import original_class
 from .wrappers import uncompiled
 
 # Small and large arguments: GELU is linear far out, ReLU6 near zero
@@ -23,7 +24,7 @@ def refusal_of_activation(activation: object) -> str:
     does: ReLU, LeakyReLU and the identity pass, GELU, SiLU, tanh and ReLU6 do not.
     """
     activation = uncompiled(activation)
-    if type(activation) in _HOMOGENEOUS:  # some are random, or have one slope per channel
+    if original_class(activation) in _HOMOGENEOUS:  # some are random, or have one slope per channel
         return ""
     name = _name(activation)
     if not isinstance(activation, Callable):

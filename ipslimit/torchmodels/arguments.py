@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..checks import shown
+from ..checks import require_real, shown
 
 
 def require_kind(name: str, value: object, kinds: type | tuple[type, ...], rule: str, remedy: str):
@@ -24,13 +24,30 @@ def require_out_of(name: str, values: tuple, allowed: tuple[str, ...]) -> None:
         )
 
 
+def require_rate(lr: object) -> float:
+    """A learning rate as a float: a number, or a tensor that holds one."""
+    if isinstance(lr, torch.Tensor):
+        if lr.numel() != 1 or lr.is_complex():
+            raise ValueError(
+                "lr must be a real number or a tensor that holds one; got a tensor "
+                f"{tuple(lr.shape)} of {lr.dtype}. Give rates of their own to param groups."
+            )
+        lr = float(lr)
+    return require_real("lr", lr, 0.0)
+
+
 def require_model(model: object) -> nn.Module:
     """Return `model` if it is a module."""
     return require_kind("model", model, nn.Module, "an nn.Module", "Pass the model itself.")
 
 
 def require_optimizer(optimizer: object) -> torch.optim.Optimizer:
-    """Return `optimizer` if it is one of torch's."""
+    """Return `optimizer` if it is one of torch's, and steps when it is told to."""
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise ValueError(
+            "optimizer must step when step() is called; got ZeroRedundancyOptimizer with "
+            "overlap_with_ddp=True, which steps in backward(). Use overlap_with_ddp=False."
+        )
     return require_kind(
         "optimizer",
         optimizer,

@@ -7,6 +7,7 @@ the model is called, moved or changed, be it sharded, frozen, half precision or 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import warnings
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from .wrappers import uncompiled
 
 SEED = 0
+LARGE = 2**24  # entries of a tensor of three dimensions, of which one matrix is then kept
 # A module knows which layer it is of; that does not make it another kind of module.
 _PLACE = re.compile(r"_?(?:layer|block)_?(?:idx|id|index|number|num)")
 _PLAIN = (int, float, str, bool, tuple, frozenset, type(None), torch.dtype)
@@ -54,7 +56,8 @@ class Bare:
 
     def __call__(self, *args, **kwargs):
         """Call the copy; the random state stays as it is, whatever the module draws."""
-        with torch.random.fork_rng(devices=[]), _quiet(), torch.autocast("cpu", enabled=False):
+        plain = torch.device("cpu"), torch.autocast("cpu", enabled=False)
+        with torch.random.fork_rng(devices=[]), _quiet(), plain[0], plain[1]:
             torch.default_generator.manual_seed(SEED)
             return self.module(*args, **kwargs)
 
@@ -93,9 +96,13 @@ class Bare:
             raise ValueError(f"a parameter is of {parameter.dtype}")
         if id(parameter) not in self._parameters:
             shape = tuple(parameter.shape)
-            values = torch.randn(shape, generator=self._generator)
+            alike = len(shape) == 3 and math.prod(shape) > LARGE  # experts need not differ
+            drawn = shape[1:] if alike else shape
+            kind = {"generator": self._generator, "dtype": torch.float32, "device": "cpu"}
+            values = torch.randn(drawn, **kind)
             # vectors are biases, and the weights of norms, which are 1 as a rule
             values = values / shape[-1] ** 0.5 if len(shape) > 1 else 1.0 + 0.3 * values
+            values = values.expand(shape)
             self._parameters[id(parameter)] = nn.Parameter(values, requires_grad=False)
         return self._parameters[id(parameter)]
 

@@ -10,6 +10,7 @@ from ..checks import require_real
 from .arguments import require_model
 from .centred import CenteredLinear
 from .maps import find_maps
+from .shards import is_sharded, original_class
 from .wrappers import named_modules, plain_name, uncompiled
 
 
@@ -37,10 +38,11 @@ def center_linears(model: nn.Module, exclude: Sequence[str | nn.Module] = ()) ->
         layer was compiled by itself.
     """
     maps, _ = find_maps(named_modules(model), exclude)
-    linears = {m.module for m in maps if type(m.module) is nn.Linear}
+    linears = {m.module for m in maps if original_class(m.module) is nn.Linear}
     tied: dict[nn.Parameter, CenteredLinear] = {}
     for m in maps:
         if m.module in linears:
+            _refuse_sharded(m.module)
             layer = tied.setdefault(m.bias, CenteredLinear.from_linear(m.module))
             if layer.weight is not m.weight:
                 raise ValueError(
@@ -71,10 +73,20 @@ def restore_linears(model: nn.Module) -> nn.Module:
         if not isinstance(old, CenteredLinear):
             return None
         if old not in made:
+            _refuse_sharded(old)
             made[old] = old.to_linear()
         return made[old]
 
     return _replaced(model, replacement)
+
+
+def _refuse_sharded(layer: nn.Module) -> None:
+    if is_sharded(layer.weight):
+        raise ValueError(
+            "layers must be converted before they are sharded; the model has a "
+            f"{original_class(layer).__name__} in fully_shard, which would go on sharding it. "
+            "Convert first, or exclude it."
+        )
 
 
 def _replaced(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> nn.Module:

@@ -11,6 +11,7 @@ from ..checks import require_int
 from .arguments import require_kind, require_optimizer
 from .followers import refuse_untold
 from .pairs import Pair, Part
+from .shards import alike
 
 # A parameter times c has its gradient, and every average of gradients, times 1/c. RMSprop's
 # momentum averages gradients over their own size, which have no scale.
@@ -43,9 +44,16 @@ def exponents_of(optimizer: Optimizer, declared: Mapping[str, int] | None) -> di
     Raises
     ------
     TypeError, ValueError
-        For what is no optimizer, and for an optimizer of which nothing is known.
+        For what is no optimizer, for an optimizer of which nothing is known, and for
+        ZeroRedundancyOptimizer.
     """
     require_optimizer(optimizer)
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise ValueError(
+            "optimizer must have the state of its parameters; got ZeroRedundancyOptimizer, which "
+            "keeps that of some of them, elsewhere, so that it would not follow. Use the plain "
+            "optimizer, with the model sharded by FSDP2's fully_shard."
+        )
     if declared is None:
         declared = getattr(optimizer, "state_exponents", None)
     if declared is not None:
@@ -148,7 +156,7 @@ def _fits(value: object, part: Part) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
-        and value.shape == part.parameter.shape
+        and alike(value, part.parameter)
     )
 
 

@@ -16,13 +16,25 @@ from torch.utils.hooks import RemovableHandle
 from .pairs import Pair
 
 
+def wrappings(optimizer: object) -> list:
+    """An optimizer, the one that it wraps, and so on.
+
+    `SAGGS` wraps one, and so do accelerate's AcceleratedOptimizer and Lightning's
+    LightningOptimizer.
+    """
+    found = [optimizer]
+    while isinstance(inner := getattr(found[-1], "optimizer", None), Optimizer):
+        found.append(inner)
+    return found
+
+
 def wrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that a SAGGS wraps; any other is itself.
+    """The innermost of an optimizer's `wrappings`, whose step is every step of them.
 
     What is kept of the inputs, and the hooks, are with it: so they are the same whether one passes
-    that or the SAGGS, and whichever of them was made first.
+    that or its wrapper, and whichever of them was made first.
     """
-    return getattr(optimizer, "optimizer", optimizer)
+    return wrappings(optimizer)[-1]
 
 
 def register_rescale_hook(

@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.adamw import adamw
 
-from ..checks import require_bool, require_real
+from ..checks import require_bool
 from ..model import rules
-from .arguments import require_kind
+from .adam import adamw_
+from .arguments import require_kind, require_rate
+from .eagerly import eagerly
 from .gauge_plan import Plan
 from .pairs import as_pairs
 from .param_groups import refuse_sparse
+from .rehearsal import Rehearsed
 from .saggs import refuse_missing
 
 # of the rule that ipslimit.GaugeAdamW applies to heads, which knows what they may be
@@ -24,7 +26,7 @@ OPTIONS = ("lr", *SHARED, "maximize", "foreach")
 _ADAMS = {"amsgrad": True, "capturable": None, "fused": None, "decoupled_weight_decay": False}
 
 
-class GaugeAdamW(Optimizer):
+class GaugeAdamW(Rehearsed, Optimizer):
     """AdamW on what the gauge leaves as it is: a step commutes with every rescaling of a pair.
 
     Of a pair (A | B), with s = (|A|_F / |B|_F)^(1/2), which turns into c s where A <- c A and
@@ -59,7 +61,7 @@ class GaugeAdamW(Optimizer):
     maximize : bool
     foreach : bool or None
         All parameters of a group at once, which takes less time on a card and more memory; None
-        does so on a card.
+        does so on a card. For parameters in no pair, as in `SBOAdamW`.
 
     Attributes
     ----------
@@ -125,6 +127,7 @@ class GaugeAdamW(Optimizer):
         _check_options(self.defaults | param_group)
         super().add_param_group(param_group)
 
+    @eagerly
     @torch.no_grad()
     def step(self, closure=None):
         """One step; `closure`, if given, reevaluates the model and returns the loss."""
@@ -134,12 +137,14 @@ class GaugeAdamW(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             refuse_sparse(group["params"], type(self).__name__)
+        if self._rehearsing():
+            return loss
         scales = self._scales(count=True)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                self._begin(p)
-            self._adamw(group, [p for p in params if p not in scales])
+            plain = [p for p in params if p not in scales]
+            states = [self._state_of(p) for p in plain]
+            adamw_(plain, states, group, group["weight_decay"])
             pieces = [piece for p in params if p in scales for piece in self._pieces(p, scales[p])]
             for together in _in_turn(pieces, group["foreach"]):
                 _gauge_adamw(group, together)
@@ -185,44 +190,13 @@ class GaugeAdamW(Optimizer):
 
     def _pieces(self, p: torch.Tensor, scales: list[tuple]) -> list[_Piece]:
         """What of a parameter has one factor, with the count of this step."""
-        state = self.state[p]
+        state = self._state_of(p)
         state["step"] += 1
         tensors = p, p.grad, state["exp_avg"], state["exp_avg_sq"]
         k = float(state["step"])
         if len(scales) == 1:
             return [_Piece(*tensors, scales[0][1], k)]
         return [_Piece(*(t[rows] for t in tensors), scale, k) for rows, scale in scales]
-
-    def _begin(self, p: torch.Tensor) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-
-    def _states(self, params: list, name: str) -> list[torch.Tensor]:
-        return [self.state[p][name] for p in params]
-
-    def _adamw(self, group: dict, params: list) -> None:
-        """torch's step, on some parameters of a group."""
-        if params:
-            adamw(
-                params,
-                [p.grad for p in params],
-                self._states(params, "exp_avg"),
-                self._states(params, "exp_avg_sq"),
-                [],
-                self._states(params, "step"),
-                foreach=group["foreach"],
-                has_complex=any(p.is_complex() for p in params),
-                amsgrad=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=float(group["lr"]),
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=group["maximize"],
-            )
 
     def __getstate__(self) -> dict:
         own = {name: self.__dict__[name] for name in ("pairs", "skipped")}
@@ -232,6 +206,7 @@ class GaugeAdamW(Optimizer):
         super().__setstate__(state)
         if "pairs" in state:  # a copy, whose parameters are others
             self._plan = Plan.of(self.pairs)
+        self._drop_unknown()
 
 
 class _Piece(NamedTuple):
@@ -280,7 +255,7 @@ def _gauge_adamw(group: dict, pieces: list[_Piece]) -> None:
         torch._foreach_mul_(p, 1 - lr * group["weight_decay"])
     sizes = [-lr * b2**0.5 / b1 for b1, b2 in zip(first, second, strict=True)]
     if isinstance(scales[0], torch.Tensor):
-        m = [m[0] * scales[0]]
+        roots[0].div_(scales[0])  # infinite, and so without a step, where there is no factor
     else:
         sizes = [size * s for size, s in zip(sizes, scales, strict=True)]
     torch._foreach_addcdiv_(p, m, roots, sizes)
@@ -288,15 +263,7 @@ def _gauge_adamw(group: dict, pieces: list[_Piece]) -> None:
 
 def _check_options(options: dict) -> None:
     """Refuse bad values in a param group with all its options."""
-    lr = options["lr"]
-    if isinstance(lr, torch.Tensor):
-        if lr.numel() != 1:
-            raise ValueError(
-                f"lr must be one number; got a tensor of shape {tuple(lr.shape)}. Pass float(lr), "
-                "or one group for each rate."
-            )
-        lr = float(lr)
-    require_real("lr", lr, 0.0)
+    require_rate(options["lr"])
     rules.GaugeAdamW(**{name: options[name] for name in SHARED})
     require_bool("maximize", options["maximize"])
     if options["foreach"] is not None:

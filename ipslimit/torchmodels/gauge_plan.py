@@ -10,7 +10,9 @@ import torch
 
 from ..model.rules.gauge import gauge_factors
 from ..model.symmetry import Chain, chains
+from .maps import at_least_single
 from .pairs import Pair, Part
+from .shards import is_sharded
 
 # So many entries are sooner treated by themselves than with a factor for each of them.
 PIECE = 2**14
@@ -82,7 +84,8 @@ def _places(p: torch.Tensor, members: list, products: dict) -> torch.Tensor:
     whole = [all(part.block.shape[d] == p.shape[d] for part, _ in members) for d in range(p.dim())]
     cells = torch.zeros([1 if full else n for full, n in zip(whole, p.shape, strict=True)]).long()
     for part, places in members:
-        index = tuple(slice(None) if full else part.along(d) for d, full in enumerate(whole))
+        spans = zip(whole, part.spans(), strict=True)
+        index = tuple(slice(None) if full else slice(*span) for full, span in spans)
         before = cells[index]
         after = before.clone()
         for old in before.unique().tolist():
@@ -109,8 +112,8 @@ def _norms(blocks: list[torch.Tensor]) -> torch.Tensor:
     for place, block in enumerate(blocks):
         places.setdefault((block.device, block.dtype), []).append(place)
     for (_, dtype), own in places.items():
-        wide = dtype if dtype.itemsize >= 4 else torch.float32
-        found = torch._foreach_norm([blocks[place].detach() for place in own], 2, wide)
+        found = [blocks[place].detach() for place in own]
+        found = torch._foreach_norm(found, 2, at_least_single(dtype))
         norms[own] = torch.stack(found).to(norms)
     return norms
 
@@ -120,7 +123,7 @@ def _refuse_parts(pairs: list[Pair]) -> None:
     seen: dict[int, list[Part]] = {}
     for pair in pairs:
         for part in pair.parts:
-            if type(part.parameter).__name__ == "DTensor":
+            if is_sharded(part.parameter):
                 raise ValueError(
                     f"pairs must have whole parameters; got {part.name or pair} sharded (DTensor), "
                     "whose norm no process knows. Use DistributedDataParallel, or SAGGS."

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..checks import shown
+from .joining import refuse_join_of_others
 from .maps import AffineMap
 from .rows import RowMask, RowSums
+from .shards import local
 from .tap import Tap
 
 
@@ -20,6 +22,31 @@ def _remove(handles: list) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
+
+
+def refuse_unseen(means: Mapping[AffineMap, torch.Tensor | None], maker: str, remedy: str) -> None:
+    """Refuse layers that have gradients and no rows.
+
+    Parameters
+    ----------
+    means : dict from AffineMap to its mean or None
+    maker, remedy : str
+        Who needed to be there in time, and how to do without a layer.
+
+    Raises
+    ------
+    RuntimeError
+        Naming the layer.
+    """
+    for m, mean in means.items():
+        grads = [g for g in (m.weight.grad, m.bias.grad) if mean is None and g is not None]
+        if len(grads) == 2 and any(bool(local(g).any()) for g in grads):
+            raise RuntimeError(
+                f"{m.name} has a gradient, but none of the inputs it came from was seen: its "
+                "weight is used without calling the module, the gradient was not made by "
+                "backward(), or the model, or one of its architecture, was compiled and run before "
+                f"{maker} was made. Call torch.compiler.reset() after making it, or {remedy}."
+            )
 
 
 class Masked:
@@ -75,6 +102,7 @@ class InputMeans(Masked):
         self._handles: list = []
         self._on_tensors: list = []
         self.process_group = process_group
+        self.join_config = None  # what Join says of the owner
         self._own_hooks()
         self.add(maps)
 
@@ -101,8 +129,11 @@ class InputMeans(Masked):
         Tied maps have one mean, over the rows of all of them. In a process group every member
         has to call it.
         """
+        refuse_join_of_others(self._sums.parallel, self.join_config)
         if not self.maps:
             return {}
+        for tap in self._tapped:
+            tap.expire()
         flat, seen = self._sums_of_all()
         means = dict.fromkeys(self.maps)
         tied: dict[tuple, list[AffineMap]] = {}
@@ -148,6 +179,16 @@ class InputMeans(Masked):
             counted_by = torch.arange(len(lengths)).repeat_interleave(lengths)
             self._index = counts.to(device), counted_by.to(device)
         return self._index
+
+    def missed(self) -> AffineMap | None:
+        """A map with gradients of passes during which the hooks were paused, if there is one."""
+        taps = self._tapped
+        return next((m for m in self.maps if taps[self._places[m.module]].missed), None)
+
+    def stepped(self) -> None:
+        """A step has been made. Rows are kept, as gradients are, until these are zeroed."""
+        for tap in self._tapped:
+            tap.stepped()
 
     def reset(self) -> None:
         """Forget the rows."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..checks import require_several, shown
 from .affine import affine_form
+from .shards import is_sharded, local, original_class, require_by_rows, rows_here, same_rows
 from .wrappers import matches, uncompiled
 
 
@@ -65,59 +66,111 @@ class AffineMap:
 
     @property
     def outputs(self) -> int:
-        """How many there are."""
+        """How many there are, over all processes."""
         return self.weight.shape[1 if self.transposed else 0]
+
+    @property
+    def mean_shape(self) -> tuple[int, int]:
+        """(groups, inputs of a group)."""
+        return self.groups, self.matrix(self.weight).shape[1:].numel()
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the weight's shape with the outputs first (a view)."""
         return tensor.T if self.transposed else tensor
 
-    def blocks(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the weight's shape as (groups, outputs of a group, inputs of a group)."""
-        return self.matrix(tensor).reshape(self.groups, self.outputs // self.groups, -1)
+    def blocks(self, tensor: torch.Tensor, mean: torch.Tensor) -> tuple:
+        """A tensor of the weight's shape, its rows here, as (groups, outputs, inputs) of a group,
+        and mu (groups, inputs). Where shards cut groups, each row here is a group of its own."""
+        if self.groups > 1 and is_sharded(self.weight):
+            here = rows_here(self.weight)
+            row = torch.arange(here.start, here.stop, device=mean.device)
+            mean = mean[row // (self.outputs // self.groups)]
+        matrix = self.matrix(tensor)
+        outputs = matrix.shape[0] // max(len(mean), 1)
+        return matrix.reshape(len(mean), outputs, matrix.shape[1:].numel()), mean
 
     def own_bias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a tensor of the bias's shape that goes with the weight (a view)."""
         return tensor[self.start : self.stop]
 
     def mean(self, means: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(groups, inputs of a group) in the weight's kind, from the means of the module's inputs,
-        each with one entry behind it."""
+        """(groups, inputs of a group), from the means of the module's inputs, each with one entry
+        behind it. On the weight's device, and in its dtype, but at least in float32: an average of
+        means would come to a halt in less."""
         chosen = means[self.inputs[0]]
         if len(self.inputs) > 1:
             chosen = torch.stack([means[i] for i in self.inputs])
-        return chosen[..., :-1].reshape(self.groups, -1).to(self.weight)
+        mean = chosen[..., :-1].reshape(self.mean_shape)
+        return mean.to(self.weight.device, at_least_single(self.weight.dtype))
 
     def less_outer(self, weight, bias: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W - b mu^T, for W of the weight's shape, the map's part of b, and mu (groups, inputs).
 
+        W and b are whole, or their rows here.
+
         With b the gradient of the bias this is the gradient of the weight at a fixed output at mu.
+        The sum is taken in the dtype of mu.
         """
-        columns = bias.reshape(self.groups, -1, 1)
-        blocks = torch.baddbmm(self.blocks(weight), columns, mean.unsqueeze(1), alpha=-1)
-        return blocks[0].T.contiguous() if self.transposed else blocks.view(weight.shape)
+        blocks, mean = self.blocks(weight, mean)
+        columns = bias.reshape(*blocks.shape[:2], 1).to(mean)
+        shape = torch.addcmul(blocks.to(mean), columns, mean.unsqueeze(1), value=-1)
+        shape = shape.to(weight.dtype)
+        return shape[0].T.contiguous() if self.transposed else shape.reshape(weight.shape)
 
     def apply(self, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """W mu, (outputs,), for a tensor of the weight's shape and mu (groups, inputs)."""
-        return apply(self.blocks(weight), mean).reshape(-1)
+        return apply(*self.blocks(weight, mean)).reshape(-1)
 
     def linear_bias(self) -> torch.Tensor:
         """The bias of the nn.Linear that the map equals: beta - S c of a centred one."""
-        return self.module.bias if self.centred else self.own_bias(self.bias)
+        return self.module.bias if self.centred else self.own_bias(local(self.bias))
 
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Those of weight and bias of the nn.Linear that the map equals; None if one is missing."""
         if self.weight.grad is None or self.bias.grad is None:
             return None
+        weight, bias = local(self.weight.grad), local(self.bias.grad)
         if not self.centred:
-            return self.weight.grad, self.own_bias(self.bias.grad)
-        centre = self.module.centre.unsqueeze(0)
-        return self.less_outer(self.weight.grad, -self.bias.grad, centre), self.bias.grad
+            return weight, self.own_bias(bias)
+        return self.less_outer(weight, -bias, self.module.centre.unsqueeze(0)), bias
+
+    def refuse_other_shards(self) -> None:
+        """Refuse parameters that are sharded, but not both by rows and alike.
+
+        Raises
+        ------
+        ValueError
+            Naming the layer and its placements.
+        """
+        remedy = "Shard by fully_shard alone, or exclude the layer."
+        for name, parameter in (("weight", self.weight), ("bias", self.bias)):
+            require_by_rows(f"{self.name} ({name})", parameter, remedy)
+        if not is_sharded(self.weight) and not is_sharded(self.bias):
+            return
+        if self.transposed:
+            raise ValueError(
+                f"{self.name} must have its outputs along the first dimension of its weight, by "
+                f"which it is sharded; got {tuple(self.weight.shape)} of x W + b, as GPT-2's "
+                "Conv1D has it. Put an nn.Linear in its place before fully_shard, or exclude the "
+                "layer."
+            )
+        if not same_rows(self.weight, self.bias):
+            raise ValueError(
+                f"weight and bias of {self.name} must have the same rows on a process; got "
+                f"{tuple(self.weight.shape)} and {tuple(self.bias.shape)}, sharded apart (by "
+                f"ignored_params, or one bias for several weights). {remedy}"
+            )
 
 
 def apply(weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """W mu, (..., outputs), of weights (..., outputs, inputs) and means (..., inputs)."""
-    return (weight @ mean.unsqueeze(-1)).squeeze(-1)
+    # a row from the left: products with a column from the right take several times as long
+    return (mean.unsqueeze(-2) @ weight.to(mean.dtype).mT).squeeze(-2)
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which means and centres are kept beside parameters of a dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def is_centred(module: nn.Module) -> bool:
@@ -153,7 +206,7 @@ def find_maps(
     Raises
     ------
     ValueError
-        If an entry of `exclude` matches nothing.
+        If an entry of `exclude` matches nothing, and for layers sharded otherwise than by rows.
     TypeError
         If an entry of `exclude` is neither.
     """
@@ -170,12 +223,14 @@ def find_maps(
             if module.bias is not None:
                 unseen.append(name)
         elif id(module) not in hidden:
-            name = name or type(module).__name__
+            name = name or original_class(module).__name__
             found = _maps_of(name, module)
             if found and not _as_declared(module):
                 unseen.append(name)
             else:
                 maps += found
+    for m in maps:
+        m.refuse_other_shards()
     return maps, unseen
 
 

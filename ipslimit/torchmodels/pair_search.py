@@ -12,6 +12,7 @@ from ..checks import require_several, shown
 from .arguments import require_out_of
 from .pairs import Pair, as_pairs
 from .proposals import part_at
+from .shards import original_class
 from .sites import RECOGNISERS
 from .trials import Trials
 from .wrappers import named_modules, uncompiled
@@ -96,7 +97,7 @@ def find_pairs(
         )
     if not pairs:
         detail = f" ({'; '.join(reasons)})" if reasons else ""
-        whole = type(modules[0][1]).__name__
+        whole = original_class(modules[0][1]).__name__
         unseen = f" Not looked at: {shown(search.unseen)}." if search.unseen else ""
         raise ValueError(
             f"model must have symmetry pairs; none of {', '.join(kinds)} were found in "
@@ -121,7 +122,7 @@ class _Search:
         self.pairs: list[tuple[Pair, nn.Module]] = []
         reasons, looked, trials = [], set(), Trials()
         for name, module in modules:
-            label = name or type(module).__name__
+            label = name or original_class(module).__name__
             found = next(filter(None, (r(module, label, per) for r in RECOGNISERS)), None)
             if found is None:
                 continue
@@ -150,7 +151,7 @@ def _unseen(modules: list[tuple[str, nn.Module]], looked: set[int]) -> list[str]
         own = [p for p in held if p.dim() > 1]
         if any(id(p) not in looked for p in own):
             numbered = ".".join("*" if part.isdigit() else part for part in name.split("."))
-            found.append(f"{numbered or 'the model itself'} ({type(module).__name__})")
+            found.append(f"{numbered or 'the model itself'} ({original_class(module).__name__})")
     return list(dict.fromkeys(found))
 
 

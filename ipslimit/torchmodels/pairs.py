@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from ..checks import shown
 from .arguments import require_kind
+from .shards import block, require_by_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +72,8 @@ class Part:
                 "64 rows."
             )
         object.__setattr__(self, "index", index)
-        if not self.block.numel():
+        require_by_rows(name, parameter, "Shard with fully_shard alone, or leave the pair out.")
+        if not math.prod(self.shape):
             raise ValueError(
                 f"{name} must not be empty; got index {shown(index)} into shape "
                 f"{tuple(parameter.shape)}. Choose a block with entries."
@@ -78,12 +81,17 @@ class Part:
 
     @property
     def block(self) -> torch.Tensor:
-        """The part itself, a view into the parameter."""
+        """The part itself, a view into the parameter; the rows here of one that is sharded."""
         return self.of(self.parameter)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same block of a tensor with the parameter's shape, as a view."""
-        return tensor[self.index] if self.index else tensor
+        return block(tensor, self.index)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the part, wherever its rows are."""
+        return tuple(max(stop - start, 0) for start, stop in self.spans())
 
     def along(self, dim: int) -> slice:
         """Which entries along a dimension: 0 for the outputs of a matrix, 1 for its inputs."""
@@ -94,10 +102,10 @@ class Part:
         """Do the two share entries?"""
         if self.parameter is not other.parameter:
             return False
-        spans = zip(self._spans(), other._spans(), strict=True)
+        spans = zip(self.spans(), other.spans(), strict=True)
         return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in spans)
 
-    def _spans(self) -> tuple[tuple[int, int], ...]:
+    def spans(self) -> tuple[tuple[int, int], ...]:
         """[start, stop) along every dimension."""
         whole = (slice(None),) * (self.parameter.dim() - len(self.index))
         sizes = zip(self.index + whole, self.parameter.shape, strict=True)
@@ -105,7 +113,7 @@ class Part:
 
     def key(self) -> tuple:
         """Equal for equal blocks."""
-        return (id(self.parameter), self._spans())
+        return (id(self.parameter), self.spans())
 
 
 class Side(NamedTuple):
@@ -247,7 +255,7 @@ def _refuse_shapes(pair: Pair) -> None:
     Which one it is depends on the modules: a Linear has its outputs first and an embedding last.
     Nor need it be equally long: several queries meet one key, and channels are flattened.
     """
-    shapes = [tuple(side.matrix.block.shape) for side in pair]
+    shapes = [side.matrix.shape for side in pair]
     lengths = [shape or (1,) for shape in shapes]
     if not any(a % b == 0 or b % a == 0 for a in lengths[0] for b in lengths[1]):
         raise ValueError(

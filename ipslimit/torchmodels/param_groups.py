@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from ..checks import require_bool, require_real, shown
+from ..checks import require_bool, shown
 from ..model import rules
+from .arguments import require_rate
 from .maps import AffineMap, find_maps
 from .wrappers import named_modules, plain_name
 
@@ -27,8 +28,8 @@ def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
     Raises
     ------
     ValueError
-        If the inputs of one cannot be seen, or its weight is lazy or sharded, and `exclude` does
-        not name it.
+        If the inputs of one cannot be seen, its weight is lazy, or it is sharded otherwise than by
+        rows, and `exclude` does not name it.
     """
     if any(nn.parameter.is_lazy(p) for module in modules for p in module.parameters()):
         raise ValueError(
@@ -48,13 +49,6 @@ def visible_maps(modules: list[nn.Module], exclude) -> list[AffineMap]:
             "with a forward of its own may change what enters the weight. Pass e.g. "
             "exclude=('*out_proj',) to train them by AdamW."
         )
-    for m in maps:
-        if type(m.weight).__name__ == "DTensor":
-            raise ValueError(
-                f"model must have whole parameters; got {m.name} with a sharded weight (DTensor), "
-                "whose inputs and outputs are on several devices. Use DistributedDataParallel, or "
-                "exclude the layer."
-            )
     return maps
 
 
@@ -69,6 +63,18 @@ def warn_without_maps(modules: list[nn.Module], maps: list[AffineMap]) -> None:
         )
 
 
+def refuse_shared_biases(known: list[AffineMap], new: list[AffineMap]) -> None:
+    """Refuse new maps that share a bias, but not the weight, with another or with known ones."""
+    for i, m in enumerate(new):
+        for other in known + new[:i]:
+            overlap = m.start < other.stop and other.start < m.stop
+            if m.bias is other.bias and overlap and m.key != other.key:
+                raise ValueError(
+                    f"{other.name} and {m.name} share a bias {tuple(m.bias.shape)} but not "
+                    "their weight: one bias cannot make up for two weights. Exclude one of them."
+                )
+
+
 def as_groups(groups) -> list[dict]:
     """Param groups as a list that may be read several times, without a parameter in two of them."""
     try:
@@ -80,7 +86,10 @@ def as_groups(groups) -> list[dict]:
         raise TypeError(
             "model must be an nn.Module or a list of param groups that name modules, since the "
             f"inputs of affine layers are needed; got {shown(groups)}. Pass the model, or e.g. "
-            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]."
+            "[{'modules': model.body}, {'modules': model.head, 'lr': 1e-4}]; transformers' Trainer "
+            "does with optimizer_cls_and_kwargs=(SBOAdamW, {'model': model, 'lr': 1e-3}). Where "
+            "something else makes the optimizer of parameters, as ZeroRedundancyOptimizer does, "
+            "use fully_shard."
         )
     found = [
         group | {"params": list(group["params"])}
@@ -160,9 +169,7 @@ def check_options(options: dict) -> None:
             f"a param group must have options out of {', '.join(OPTIONS)}; got "
             f"{shown(sorted(unknown, key=str))}. Correct the name, or leave it out."
         )
-    if isinstance(options["lr"], torch.Tensor):
-        raise TypeError("lr must be a float; got a tensor. Pass float(lr).")
-    require_real("lr", options["lr"], 0.0)
+    require_rate(options["lr"])
     rules.SBOAdamW(**{name: options[name] for name in SHARED})
     require_bool("compensate", options["compensate"])
     require_bool("maximize", options["maximize"])

@@ -11,10 +11,12 @@ from torch import nn
 
 from ..checks import require_int, require_several, shown
 from .arguments import require_optimizer, trained_by
-from .followers import refuse_unsaid, register_rescale_hook
-from .inputs import InputMeans, Masked
+from .eagerly import eagerly
+from .followers import refuse_unsaid, register_rescale_hook, wrapped, wrappings
+from .inputs import InputMeans, Masked, refuse_unseen
 from .maps import find_maps
 from .pairs import Pair
+from .rehearsal import rehearses
 from .saggs import SAGGS
 from .stack import KEY_NAMES, NORMS, parts_of, stacks
 from .wrappers import matches, named_modules
@@ -37,15 +39,17 @@ class BoundaryProbe(Masked):
 
     with Frobenius and Euclidean norms. A key projection's bias has no gradient but rounding
     (softmax does not see it), so the ratios mean nothing there: it is marked, and `summary` leaves
-    it out. A `CenteredLinear` is measured as the Linear it equals.
+    it out. A `CenteredLinear` is measured as the Linear it equals, and a layer that FSDP2 shards
+    (`fully_shard`) as a whole.
 
     Parameters
     ----------
     model : nn.Module
     optimizer : torch.optim.Optimizer
-        Any; layers whose weight or bias it does not train are not watched. Call backward before
-        `step`: a closure is refused. Of a `SAGGS` the step of the optimizer in it is measured:
-        balancing moves no boundary, and what is kept from earlier follows it.
+        Any; layers whose weight or bias it does not train are not watched. Of a `SAGGS`, and of
+        what accelerate and Lightning make of an optimizer, the step of the optimizer in it is
+        measured: balancing moves no boundary, and what is kept from earlier follows it. A closure
+        may be evaluated once in a step.
     every : int
         Record steps 1, 1 + every, 1 + 2 every, ...; between them the inputs are not looked at.
     keys : patterns
@@ -73,6 +77,10 @@ class BoundaryProbe(Masked):
     ------
     TypeError, ValueError
         On bad arguments, and where there is nothing to watch.
+    RuntimeError
+        By the optimizer's `step`, where a layer has a gradient but none of its inputs was seen (as
+        by `SBOAdamW`), or only some of them were (`every` > 1, and gradients that are not zeroed
+        between steps).
 
     Notes
     -----
@@ -91,10 +99,10 @@ class BoundaryProbe(Masked):
         process_group=None,
     ):
         modules = named_modules(model)
-        require_optimizer(optimizer)
-        if isinstance(optimizer, SAGGS):
-            refuse_unsaid(optimizer.pairs, "BoundaryProbe")
-            optimizer = optimizer.optimizer
+        for wrapping in wrappings(optimizer):
+            if isinstance(wrapping, SAGGS):
+                refuse_unsaid(wrapping.pairs, "BoundaryProbe")
+        optimizer = require_optimizer(wrapped(optimizer))
         self.every = require_int("every", every)
         keys = require_several("keys", keys, (str,), "('*.key',)")
         packed = require_several("packed", packed, (str,), "('*.qkv',)")
@@ -169,23 +177,30 @@ class BoundaryProbe(Masked):
         return ratios | {"energy": norms["db + dW mu"] ** 2} | norms
 
     def summary(
-        self, since: int = 1, statistic: Callable[[np.ndarray], float] = np.mean
+        self, since: int = 1, statistic: Callable[[np.ndarray], float] = np.median
     ) -> dict[str, float]:
         """Some numbers for the steps from `since` on, without the key projections.
+
+        Parameters
+        ----------
+        since : int
+        statistic : function of an array
+            The median is the paper's; np.mean gives means.
 
         Returns
         -------
         dict
-            R1, R2, R3: the statistic over all defined values of steps and layers (infinite ones
-            included); energy: the sum over steps and layers; bias, effective_bias, drift: the
-            mean over layers at the last step. NaN where nothing is defined.
+            R1, R2, R3: the statistic over all finite values of steps and layers, so without those
+            where the denominator is 0 (a bias that did not move); energy: the sum over steps and
+            layers; bias, effective_bias, drift: the mean over layers at the last step. NaN where
+            nothing is defined.
         """
         since = require_int("since", since)
         chosen = self.steps >= since
         history = {k: v[chosen][:, ~self.is_key] for k, v in self.history().items()}
         found = {}
         for name in ("R1", "R2", "R3"):
-            defined = history[name][~np.isnan(history[name])]
+            defined = history[name][np.isfinite(history[name])]
             found[name] = float(statistic(defined)) if defined.size else np.nan
         found["energy"] = float(np.nansum(history["energy"])) if chosen.any() else np.nan
         for name in ("bias", "effective_bias", "drift"):
@@ -193,23 +208,55 @@ class BoundaryProbe(Masked):
             found[name] = float(np.mean(last[~np.isnan(last)])) if last.size else np.nan
         return found
 
-    @torch.no_grad()
-    def _before_step(self, optimizer, args, kwargs) -> None:
-        if any(a is not None and a is not optimizer for a in (*args, *kwargs.values())):
-            raise ValueError(
-                "a BoundaryProbe needs the gradients before step(); got a closure. Call "
-                "loss.backward() and then optimizer.step()."
-            )
-        self._step += 1
-        self._due = (self._step - 1) % self.every == 0
+    @eagerly
+    def _before_step(self, optimizer, args, kwargs) -> tuple | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first is the optimizer
+        rehearsal = closure is None and not optimizer.state and rehearses(optimizer)
+        self._step += not rehearsal
+        self._due = not rehearsal and (self._step - 1) % self.every == 0
         if not self._due:
-            return
+            return None
+        if closure is not None:
+            looking = self._after_closure(optimizer, closure)
+            if len(args) > 1:
+                return (args[0], looking, *args[2:]), kwargs
+            return args, kwargs | {"closure": looking}
+        return self._look()
+
+    def _after_closure(self, optimizer: torch.optim.Optimizer, closure: Callable) -> Callable:
+        """The closure of a step, with a look at the gradients behind it."""
+        evaluated = []
+
+        def evaluate():
+            if evaluated:
+                raise RuntimeError(
+                    "a closure must be evaluated once in a step that a BoundaryProbe measures; "
+                    f"{type(optimizer).__name__} evaluates it again, after it has moved. Watch an "
+                    "optimizer that does not search along a line."
+                )
+            evaluated.append(closure())
+            self._look()
+            return evaluated[0]
+
+        return evaluate
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Look at the gradients and at what the step is going to change."""
         means = self.means.gather()
         if self._shared is not None:
             means |= self._shared.gather()
+        refuse_unseen(means, "the BoundaryProbe", "exclude the layer")
+        if (m := self.means.missed()) is not None:
+            raise RuntimeError(
+                f"gradients must be zeroed between steps where every > 1; got {m.name} with those "
+                "of steps whose inputs were not looked at. Call optimizer.zero_grad(), or use "
+                "every=1."
+            )
         for stack in self._stacks:
             stack.before(means)
 
+    @eagerly
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
         if self._due:
@@ -218,7 +265,7 @@ class BoundaryProbe(Masked):
             self._recorded.append(self._step)
             if len(self._fresh) >= FLUSH:
                 self._flush()
-        self.means.reset()
+        self.means.stepped()
         self.means.pause(self._step % self.every != 0)
 
     def _rescaled(self, pair: Pair, scale: float) -> None:

@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from .affine import affine_form
 from .pairs import Pair, Part, Side
+from .shards import original_class
 from .wrappers import uncompiled
 
 
@@ -90,7 +91,7 @@ def projection_of(linear: torch.nn.Module, name: str) -> Projection:
         raise ValueError(f"{name}.weight is computed by a parametrization, not a parameter")
     form = affine_form(linear)
     if form is None:
-        raise ValueError(f"{name} is {type(linear).__name__}, not nn.Linear")
+        raise ValueError(f"{name} is {original_class(linear).__name__}, not nn.Linear")
     name = f"{name}.{form.path}" if form.path else name
     count = form.weight.shape[1 if form.transposed else 0]
     return Projection(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from .pairs import Pair
+from .shards import original_class
 from .trials import TOLERANCE, Trials
 from .wrappers import uncompiled
 
@@ -54,13 +55,14 @@ class Proposal:
                 return pairs
             change = trials.change(module, pairs)
             if change is None and self.doubt:
-                refusal = f"{self.doubt}, and {type(module).__name__} could not be tried alone"
+                kind = original_class(module).__name__
+                refusal = refusal or f"{self.doubt}, and {kind} could not be tried alone"
             elif change is None or change <= TOLERANCE:
                 return pairs
             else:
                 refusal = refusal or (
-                    f"rescaling {pairs[0]} changes what {type(module).__name__} computes by "
-                    f"{change:.2g} of its size" + (f": {self.doubt}" if self.doubt else "")
+                    f"rescaling {pairs[0]} changes what {original_class(module).__name__} computes "
+                    f"by {change:.2g} of its size" + (f": {self.doubt}" if self.doubt else "")
                 )
         raise ValueError(refusal)
 
@@ -103,11 +105,11 @@ def strangers(module: nn.Module, expected: tuple[str, ...]) -> str:
             path = f"{container}.{child_name}" if container else child_name
             child = uncompiled(child)
             harmless = isinstance(child, (nn.Dropout, nn.Identity)) or _ROTARY.search(
-                type(child).__name__
+                original_class(child).__name__
             )
             if path not in expected and path not in containers and not harmless:
                 return (
-                    f"it holds {path} ({type(child).__name__}), which may stand between the "
-                    "matrices"
+                    f"it holds {path} ({original_class(child).__name__}), which may stand between "
+                    "the matrices"
                 )
     return ""

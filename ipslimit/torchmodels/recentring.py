@@ -10,12 +10,17 @@ from torch import nn
 
 from ..checks import require_finite, require_int, require_real, shown
 from .arguments import require_kind, require_optimizer, trained_by
-from .inputs import InputMeans, Masked
+from .eagerly import eagerly
+from .followers import wrapped
+from .inputs import InputMeans, Masked, refuse_unseen
+from .joining import JoinsMeans
 from .maps import AffineMap, find_maps
+from .rehearsal import rehearses
+from .shards import is_sharded
 from .wrappers import named_modules, plain_name
 
 
-class Recentring(Masked):
+class Recentring(Masked, JoinsMeans):
     """Lets the centres of a model's `CenteredLinear` layers follow the means of their inputs.
 
     After every step of the optimizer the mean of the step's rows enters an exponential average;
@@ -23,13 +28,16 @@ class Recentring(Masked):
     and the optimizer's state as they are. Steps that are skipped (AMP) do not count, and a mean
     that is not finite is left out: the layer keeps its average. Rows are seen as
     `ipslimit.optim.SBOAdamW` sees them, so gradient accumulation, activation checkpointing,
-    evaluation, compiled models and `DistributedDataParallel` are taken care of.
+    evaluation, compiled models, `DistributedDataParallel` and FSDP2 (layers that are converted
+    before `fully_shard`) are taken care of. With batches that run out, give torch's `Join` the
+    parallel model and this.
 
     Parameters
     ----------
     model : nn.Module
     optimizer : torch.optim.Optimizer
-        Any that trains the model, or layers of it; its `step` is what counts.
+        Any that trains the model, or layers of it, also as accelerate and Lightning wrap it; its
+        `step` is what counts.
     every : int
         T: steps between two moves.
     decay : float in [0, 1)
@@ -50,6 +58,17 @@ class Recentring(Masked):
     TypeError, ValueError
         On bad arguments, on a model without `CenteredLinear`, and where the optimizer trains none
         of them.
+    RuntimeError
+        By the optimizer's `step`, where a layer has a gradient but none of its inputs was seen, as
+        by `SBOAdamW`.
+
+    Notes
+    -----
+    An average of the model (`AveragedModel`, EMA, SWA) mixes outputs at one centre with outputs at
+    another, unless it is told of every move: `ipslimit.optim.carry_moves(model, average)`.
+
+    Averages and centres are in float32 where the model is in less. Rows count as long as gradients
+    do: where these are not zeroed after a step, the next one's mean is over the rows of both.
     """
 
     def __init__(
@@ -60,7 +79,7 @@ class Recentring(Masked):
         decay: float = 0.99,
         process_group=None,
     ):
-        require_optimizer(optimizer)
+        optimizer = require_optimizer(wrapped(optimizer))
         self.every = require_int("every", every)
         self.decay = require_real("decay", decay, 0.0, 1.0, include_high=False)
         maps = centred_maps(model)
@@ -77,10 +96,25 @@ class Recentring(Masked):
         self.optimizer = optimizer
         self._handle = optimizer.register_step_post_hook(self._after_step)
 
+    @eagerly
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs) -> None:
+        if not rehearses(optimizer):
+            means = self.means.gather()
+            refuse_unseen(means, "the Recentring", "leave the layer an nn.Linear")
+            self._follow(means)
+
+    def _shadow(self) -> None:
+        self._follow(self.means.gather())
+
+    def _catch_up(self, source: int) -> None:
+        """Averages and steps are those of the others; the model's own `Join` has the centres."""
+
+    @torch.no_grad()
+    def _follow(self, means: Mapping[AffineMap, torch.Tensor | None]) -> None:
+        """Take the means of a step into the averages, and move the centres if it is time."""
         self.steps += 1
-        for m, mean in self.means.gather().items():
+        for m, mean in means.items():
             if mean is None:
                 continue
             (mean,), finite = mean, mean.isfinite().all()
@@ -90,7 +124,7 @@ class Recentring(Masked):
                 average.lerp_(torch.where(finite, mean, average), 1.0 - self.decay)
             elif finite:
                 self.averages[m.name] = mean.clone()
-        self.means.reset()
+        self.means.stepped()
         if self.steps % self.every == 0:
             for m in self.means.maps:
                 if m.name in self.averages:
@@ -194,11 +228,18 @@ def calibrate_centres(model: nn.Module):
 
 
 def centred_maps(model: nn.Module) -> list[AffineMap]:
-    """The `CenteredLinear` layers of a model."""
+    """The `CenteredLinear` layers of a model: some there must be, and their beta exact."""
     maps = [m for m in find_maps(named_modules(model))[0] if m.centred]
     if not maps:
         raise ValueError(
             "model must have a CenteredLinear; got none. Make them with "
             "ipslimit.nn.center_linears(model)."
         )
+    for m in maps:
+        if is_sharded(m.bias) and m.bias.dtype != m.module.centre.dtype:
+            raise ValueError(
+                "CenteredLinear layers that are sharded must have parameters in float32; got "
+                f"{m.name} in {m.bias.dtype}, which would round with every move. Shard float32, "
+                "with MixedPrecisionPolicy(param_dtype=torch.bfloat16)."
+            )
     return maps

@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 
 from ..checks import require_real
 from ..model.symmetry import balancing_factor
+from .averages import carry_scale
 from .exponents import exponents_of, require_rescalable
 from .followers import tell
 from .pairs import Pair, as_pairs
+from .shards import largest, norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +77,15 @@ def rescale_pair(
     [pair] = as_pairs([pair])
     scale = require_real("scale", scale, 0.0, include_low=False)
     exponents = _checked([pair], optimizer, state_exponents)
-    for tensor, factor, kind in _factors(pair, scale, optimizer, exponents):
-        largest, limits = float(tensor.abs().amax()), torch.finfo(tensor.dtype)
+    for tensor, factor, kind, parameter in _factors(pair, scale, optimizer, exponents):
+        size, limits = largest(tensor, parameter), torch.finfo(tensor.dtype)
         # a moment may well be too small for its dtype: eps hides it
         smallest = limits.tiny if kind == "parameter" else 0.0
-        fits = limits.tiny <= factor <= limits.max and smallest <= largest * factor <= limits.max
-        if largest and math.isfinite(largest) and not fits:
+        fits = limits.tiny <= factor <= limits.max and smallest <= size * factor <= limits.max
+        if size and math.isfinite(size) and not fits:
             raise ValueError(
                 f"scale must keep {pair} in the range of {tensor.dtype}; "
-                f"{scale:g} multiplies entries of size {largest:.3g} by {factor:.3g}. Use a scale "
+                f"{scale:g} multiplies entries of size {size:.3g} by {factor:.3g}. Use a scale "
                 "nearer to 1."
             )
     rescale(pair, scale, optimizer, exponents)
@@ -139,10 +141,7 @@ def balance_pair(
     frozen = [part for part in pair.parts if not part.parameter.requires_grad]
     if frozen:
         return Balanced(pair.name, math.nan, 1.0, f"{frozen[0].name or 'a half'} is frozen")
-    # in float64, where neither the squares of float32 nor their sum can overflow or vanish
-    a, b = (
-        float(torch.linalg.vector_norm(side.matrix.block, dtype=torch.float64)) for side in pair
-    )
+    a, b = (norm(side.matrix.block, side.matrix.parameter) for side in pair)
     if not (math.isfinite(a) and math.isfinite(b)):
         return Balanced(pair.name, math.nan, 1.0, "a norm is not finite")
     if a == 0.0 or b == 0.0:
@@ -158,24 +157,25 @@ def rescale(
     pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]
 ) -> None:
     """`rescale_pair` without its checks."""
-    for tensor, factor, _ in _factors(pair, scale, optimizer, exponents):
+    for tensor, factor, *_ in _factors(pair, scale, optimizer, exponents):
         tensor.mul_(factor)
+    carry_scale([(part, power(scale, sign)) for part, sign in pair.powers])
     if optimizer is not None:
         tell(optimizer, pair, scale)
 
 
 def _factors(pair: Pair, scale: float, optimizer: Optimizer | None, exponents: Mapping[str, int]):
-    """(block of a tensor, its factor, what it is) of everything that goes along."""
+    """(block of a tensor, its factor, what it is, whose) of everything that goes along."""
     for part, sign in pair.powers:
         parameter = part.parameter
-        yield part.of(parameter), power(scale, sign), "parameter"
+        yield part.of(parameter), power(scale, sign), "parameter", parameter
         if parameter.grad is not None:
-            yield part.of(parameter.grad), power(scale, -sign), "gradient"
+            yield part.of(parameter.grad), power(scale, -sign), "gradient", parameter
         if optimizer is None:
             continue
         for name, value in optimizer.state.get(parameter, {}).items():
             if value is not None and exponents[name]:
-                yield part.of(value), power(scale, sign * exponents[name]), name
+                yield part.of(value), power(scale, sign * exponents[name]), name, parameter
 
 
 def power(scale: float, n: int) -> float:

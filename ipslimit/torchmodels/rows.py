@@ -11,6 +11,7 @@ from torch import nn
 
 from ..checks import shown
 from .affine import affine_form
+from .maps import at_least_single
 
 RowMask = torch.Tensor | Callable[[str, tuple[int, ...]], "torch.Tensor | None"] | None
 
@@ -38,9 +39,10 @@ class RowSums:
     def __init__(self):
         self.mask: RowMask = None
         self._last = None
+        self.parallel = None  # the DistributedDataParallel that was run last
 
     def __getstate__(self):
-        return {"mask": self.mask, "_last": None}  # a weak reference is not to be copied
+        return {"mask": self.mask, "_last": None, "parallel": None}  # weak references
 
     def of(self, name: str, module: nn.Module, args: Sequence, kwargs: dict) -> torch.Tensor:
         """[sum, number] of every input of the module behind each other, in one tensor."""
@@ -66,8 +68,8 @@ class RowSums:
         return sums
 
     def _sum(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        rows = x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
+        dtype = at_least_single(x.dtype)
         weights = self._weights(name, tuple(x.shape[:-1]))
         if weights is None:
             return F.pad(rows.sum(0, dtype=dtype), (0, 1), value=rows.shape[0])
@@ -84,7 +86,7 @@ class RowSums:
             x = F.pad(x, padding, mode=mode)
         (size,), (stride,), (dilation,) = module.kernel_size, module.stride, module.dilation
         length = (x.shape[-1] - dilation * (size - 1) - 1) // stride + 1
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = at_least_single(x.dtype)
         weights = self._weights(name, (x.shape[0], length))
         if weights is not None:
             weights = weights.to(dtype).unsqueeze(1)

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch.optim import Optimizer
 
-from ..checks import require_bool, require_int, shown
+from ..checks import require_bool, require_int
 from .arguments import require_kind, trained_by
+from .averages import seek_averages
+from .eagerly import eagerly
 from .exponents import exponents_of, refuse_state, require_rescalable
 from .pairs import Pair, as_pairs
+from .rehearsal import rehearses
 from .rescale import Balanced, balance_pair, require_damping
+
+_STEPS = "saggs_steps"
 
 
 class SAGGS(Optimizer):
@@ -25,8 +30,8 @@ class SAGGS(Optimizer):
     It is used like the optimizer it wraps: `param_groups`, `state` and `defaults` are those of
     `optimizer`, so that schedulers, GradScaler, closures and hooks work on it, and so is whatever
     else `optimizer` has (`row_mask`, `calibrate` and `maps` of `SBOAdamW`). Its state dict is
-    that of `optimizer` with one entry more, and loads a state dict of the plain optimizer, after
-    which it balances before the next step (`at_start`).
+    that of `optimizer` with one option more in every param group, the steps taken. It loads one of
+    the plain optimizer, after which it balances before the next step (`at_start`).
 
     Parameters
     ----------
@@ -68,6 +73,12 @@ class SAGGS(Optimizer):
     public. A pair with a frozen half, a zero norm or a non-finite one is skipped. Clipping by the
     total gradient norm depends on the gauge: it is not invariant under rescaling a pair.
 
+    So does an average of the model (`AveragedModel`, EMA, SWA): A of before a balancing and A of
+    after it differ by a factor. Let it follow, with `carry_moves(model, average)`.
+
+    Of what FSDP2 shards (`fully_shard`, before pairs are looked for) the norms are those of whole
+    matrices; what is sharded otherwise is refused.
+
     Examples
     --------
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, 32, activation="relu")
@@ -104,12 +115,12 @@ class SAGGS(Optimizer):
                 "every": None if every is None else require_int("every", every),
                 "damping": require_damping(damping),
                 "at_start": require_bool("at_start", at_start),
-                "steps": 0,
                 "balanced": [],
                 "_exponents": exponents,
                 "_seen_state": False,
             }
         )
+        self.steps = 0
 
     def __getattr__(self, name: str):
         # only what SAGGS has not itself; what is private to torch is each optimizer's own
@@ -155,9 +166,20 @@ class SAGGS(Optimizer):
         """How the states scale with their parameter's factor; `balance` and `rescale_pair` look."""
         return dict(self._exponents)
 
+    @property
+    def steps(self) -> int:
+        """Steps taken: in the param groups, which checkpoints of every kind keep."""
+        return self.param_groups[0].get(_STEPS, 0)
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        for group in self.param_groups:
+            group[_STEPS] = steps
+
     def balance(self) -> list[Balanced]:
         """Balance now: parameters, state and gradients. `step` does it when it is due."""
         require_rescalable(self.optimizer, self.pairs, self._exponents)
+        seek_averages(self.pairs)
         self.balanced = [
             balance_pair(pair, self.damping, self.optimizer, self._exponents) for pair in self.pairs
         ]
@@ -169,16 +191,26 @@ class SAGGS(Optimizer):
             return self.at_start
         return self.every is not None and self.steps % self.every == 0
 
+    @eagerly
     def step(self, closure: Callable[[], float] | None = None):
         """Balance if it is due, then one step of the wrapped optimizer."""
-        if self.due():
+        args, kwargs = (self, closure), {}
+        for hook in list(self._optimizer_step_pre_hooks.values()):
+            args, kwargs = hook(self, args, kwargs) or (args, kwargs)
+        rehearsal = closure is None and not self.state and rehearses(self.optimizer)
+        if self.due() and not rehearsal:
             self.balance()
-        loss = self.optimizer.step(closure)
-        self.steps += 1
-        if not self._seen_state:  # states come into being in the first step
+        loss = self.optimizer.step(*args[1:], **kwargs)
+        self.steps += not rehearsal
+        if not (self._seen_state or rehearsal):  # states come into being in the first step
             refuse_state(self.optimizer, self.pairs, self._exponents)
             self._seen_state = True
+        for hook in list(self._optimizer_step_post_hooks.values()):
+            hook(self, args, kwargs)
         return loss
+
+    # torch would have this step call the hooks of all optimizers, which the wrapped one's calls
+    step.hooked = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the wrapped optimizer does it."""
@@ -187,12 +219,13 @@ class SAGGS(Optimizer):
     def add_param_group(self, param_group: dict, **options) -> None:
         """Add to the wrapped optimizer, with its options; pairs stay as they are."""
         self.optimizer.add_param_group(param_group, **options)
+        self.steps = self.steps  # in every group
 
     def state_dict(self) -> dict:
-        """The wrapped optimizer's, with the count of steps under "saggs"."""
+        """The wrapped optimizer's, with the count of steps in its param groups."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state = self.optimizer.state_dict() | {"saggs": {"steps": self.steps}}
+        state = self.optimizer.state_dict()
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, state)
             state = state if changed is None else changed
@@ -208,20 +241,17 @@ class SAGGS(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        own = state_dict.pop("saggs", {"steps": 0})
-        if not isinstance(own, Mapping) or "steps" not in own:
-            raise ValueError(
-                f'state_dict["saggs"] must be a dict with the entry "steps"; got {shown(own)}. '
-                'Pass what state_dict() returned, or leave "saggs" out to begin by balancing.'
-            )
-        steps = require_int('state_dict["saggs"]["steps"]', own["steps"], 0)
+        older = state_dict.pop("saggs", None)  # where the count was before
+        first = next(iter(state_dict.get("param_groups", ())), {})
+        steps = first.get(_STEPS, older["steps"] if isinstance(older, Mapping) else 0)
+        steps = require_int(f'state_dict["param_groups"][0]["{_STEPS}"]', steps, 0)
         self.optimizer.load_state_dict(state_dict)
         self.steps, self._seen_state = steps, False
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
     def __getstate__(self) -> dict:
-        names = ("optimizer", "pairs", "every", "damping", "at_start", "steps", "balanced")
+        names = ("optimizer", "pairs", "every", "damping", "at_start", "balanced")
         return {name: getattr(self, name) for name in (*names, "_exponents", "_seen_state")}
 
     def __repr__(self) -> str:

@@ -7,23 +7,28 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
-from torch.optim.adamw import adamw
 
+from .adam import adamw_, move_
 from .arguments import require_kind
-from .inputs import InputMeans, Masked
+from .eagerly import eagerly
+from .inputs import InputMeans, Masked, refuse_unseen
+from .joining import JoinsMeans
 from .maps import AffineMap
 from .param_groups import (
     as_groups,
     check_options,
     modules_of,
+    refuse_shared_biases,
     refuse_sparse,
     visible_maps,
     warn_without_maps,
     with_params,
 )
+from .rehearsal import Rehearsed
+from .states import centres_kept, forget_ways_to_compute, refuse_foreign
 
 
-class SBOAdamW(Masked, torch.optim.Optimizer):
+class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
     r"""AdamW whose weight updates do not move the boundary of affine layers.
 
     For z = W x + b with input mean c, the gradient in the shape of the layer (the weight at fixed
@@ -47,8 +52,10 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     model : nn.Module, or list of dicts
         A dict is a param group: it has "modules", a module or a list of modules all of whose
         parameters it takes, or "params" (trained by AdamW alone), and options of its own.
-        `DistributedDataParallel` and compiled models are looked into.
+        `DistributedDataParallel` and compiled models are looked into. transformers' Trainer makes
+        it of the model with optimizer_cls_and_kwargs=(SBOAdamW, {"model": model, "lr": 1e-3}).
     lr : float >= 0
+        Or a tensor of one entry, which is read at every step.
     betas : (float, float), each in [0, 1)
     eps : float >= 0
     weight_decay : float >= 0
@@ -62,7 +69,9 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         although its gradient has no part in that.
     maximize : bool
     foreach : bool or None
-        As in torch.optim.AdamW: None uses the foreach path where torch thinks it faster.
+        True and False as in torch.optim.AdamW. None takes the fastest there is: on a CPU, in
+        float32 and float64, torch's fused kernel, and for weights of 2^18 entries or more
+        together one compiled pass (compiled at the first step, and kept on disk).
     exclude : patterns or modules
         Affine layers to be trained by AdamW, with all they contain ("*.out_proj", model.head).
         Names are those of before torch.compile: "mlp.0" for "mlp._orig_mod.0".
@@ -86,19 +95,26 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
         are not excluded.
     RuntimeError
         By `step`, where a layer has a gradient but none of its inputs was seen: its weight was
-        used without calling it, or the model was compiled and run before the optimizer was made.
+        used without calling it, or the model, or another one of its architecture, was compiled and
+        run before the optimizer was made (`torch.compiler.reset()` helps).
 
     Notes
     -----
     *Hidden Boundary Motion in Transformer Optimization*, arXiv:2607.22927; our reading, as its
     full text was not to be had. "ema" and "fixed" are ours.
 
+    A compiled step (`torch.compile(optimizer.step)`) runs as it is. Gradients that are not zeroed
+    after a step are added to, and the rows they came from count on with them.
+
     State of every parameter p, all but `step` of p's shape: `step`, `exp_avg` (scales with the
     gradient, so like 1/a when p is rescaled to a p), `exp_avg_sq` (like 1/a^2). The weight of an
     affine layer with a stored centre ("ema", "fixed") has `centre` too, in the units of the
     layer's input, of shape (groups, inputs of a group): one group, 3 for a packed projection, or
-    those of a convolution. A weight tied to several biases has `centre_1`, `centre_2`, ... for
-    the others, in the order of `maps`.
+    those of a convolution; in float32 where p has less. A weight tied to several biases has
+    `centre_1`, `centre_2`, ... for the others, in the order of `maps`.
+
+    Models may be sharded by FSDP2 (`fully_shard`) before the optimizer is made. Layers sharded
+    otherwise are refused. With batches that run out, use `Join([parallel_model, optimizer])`.
 
     `SAGGS` can wrap it: centres are rescaled with what feeds them (`rescale_input`).
 
@@ -168,15 +184,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     def _adopt(self, maps: list[AffineMap]) -> None:
         """Take maps under this optimizer's rule."""
         ours = [m for m in maps if not m.centred]
-        for i, m in enumerate(ours):
-            for other in self.maps + ours[:i]:
-                overlap = m.start < other.stop and other.start < m.stop
-                if m.bias is other.bias and overlap and m.key != other.key:
-                    raise ValueError(
-                        f"{other.name} and {m.name} share a bias {tuple(m.bias.shape)} but not "
-                        "their weight: one bias cannot make up for two weights. Exclude one of "
-                        "them."
-                    )
+        refuse_shared_biases(self.maps, ours)
         self.means.add(ours)
         self._undecayed |= {m.bias for m in maps}
         known = {m.key for m in self._distinct}
@@ -186,6 +194,7 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
                 place = sum(other.weight is m.weight for other in self._distinct)
                 self._distinct[m] = f"centre_{place}" if place else "centre"
 
+    @eagerly
     @torch.no_grad()
     def step(self, closure=None):
         """One step; `closure`, if given, reevaluates the model and returns the loss."""
@@ -195,24 +204,22 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             refuse_sparse(group["params"])
+        if self._rehearsing():
+            return loss
         moving, skipped = self._moving()
-        options = self._options()
-        gradients = {}
-        for m, centre in moving:
-            shape = gradients.get(m.weight, m.weight.grad)
-            gradients[m.weight] = m.less_outer(shape, m.own_bias(m.bias.grad), centre)
-        before = {weight: weight.clone() for weight in gradients}
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None and p not in skipped]
-            kept = [p for p in params if p in self._undecayed]
-            decayed = [p for p in params if p not in self._undecayed]
-            self._adamw(group, kept, 0.0, gradients)
-            self._adamw(group, decayed, group["weight_decay"], gradients)
-        for m, centre in moving:
-            if options[m.weight]["compensate"]:
-                m.own_bias(m.bias).sub_(m.apply(m.weight - before[m.weight], centre))
-        self.means.reset()
+            self._adamw(group, [p for p in params if p not in moving])
+            weights = [p for p in params if p in moving]
+            states = [self._state_of(weight) for weight in weights]
+            move_(weights, states, [moving[weight] for weight in weights], group)
+        self.means.stepped()
         return loss
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state dict of this class or of `torch.optim.AdamW`, fused or not."""
+        with centres_kept(self):
+            super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def rescale_input(self, weight: nn.Parameter, columns: slice, factor: float) -> None:
@@ -265,12 +272,13 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
                 )
             self._state_of(m.weight)[name] = means[m].clone()
 
-    def _moving(self) -> tuple[list, set]:
-        """The maps whose weight and bias move together, with their centres.
+    def _moving(self) -> tuple[dict, set]:
+        """The weights that move together with a bias, and what does not move.
 
         Returns
         -------
-        moving : list of (map, centre)
+        moving : dict
+            Weight -> list of (map, centre), one for every bias it has.
         skipped : set of parameters of layers that no row entered
         """
         options = self._options()
@@ -280,21 +288,14 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
             for m in self._distinct
             if m.weight.grad is not None and m.bias.grad is not None
         }
-        for m, mean in live.items():
-            if mean is None and (bool(m.weight.grad.any()) or bool(m.bias.grad.any())):
-                raise RuntimeError(
-                    f"{m.name} has a gradient, but none of the inputs it came from was seen: its "
-                    "weight is used without calling the module, the gradient was not made by "
-                    "backward(), or the model was compiled and run before the optimizer was "
-                    "made. Exclude the layer, or make the optimizer first."
-                )
-        moving, skipped = [], set()
+        refuse_unseen(live, "the optimizer", "exclude the layer")
+        moving, skipped = {}, set()
         for m, mean in live.items():
             centre = self._centre(m, mean, options[m.weight])
             if centre is None:
                 skipped |= {m.weight, m.bias}
             else:
-                moving.append((m, centre))
+                moving.setdefault(m.weight, []).append((m, centre))
         return moving, skipped
 
     def _centre(self, m: AffineMap, mean: torch.Tensor | None, group: dict):
@@ -314,36 +315,17 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
     def _options(self) -> dict[nn.Parameter, dict]:
         return {p: group for group in self.param_groups for p in group["params"]}
 
-    def _state_of(self, p: nn.Parameter) -> dict:
-        state = self.state[p]
-        if "exp_avg" not in state:
-            state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return state
+    def _further_state(self) -> list[tuple[nn.Parameter, str, tuple[int, int]]]:
+        options, stored = self._options(), self._distinct.items()
+        found = [(m.weight, name, m.mean_shape) for m, name in stored]
+        return [entry for entry in found if options[entry[0]]["centre"] != "batch"]
 
-    def _adamw(self, group: dict, params: list, weight_decay: float, gradients: dict) -> None:
-        """AdamW on some parameters of a group; `gradients` replaces some of their own."""
-        if not params:
-            return
-        states = [self._state_of(p) for p in params]
-        adamw(
-            params,
-            [gradients.get(p, p.grad) for p in params],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            foreach=group["foreach"],
-            has_complex=any(p.is_complex() for p in params),
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=weight_decay,
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
+    def _adamw(self, group: dict, params: list) -> None:
+        """AdamW on parameters of a group that move by themselves."""
+        for decays in (False, True):
+            some = [p for p in params if (p not in self._undecayed) == decays]
+            states = [self._state_of(p) for p in some]
+            adamw_(some, states, group, group["weight_decay"] if decays else 0.0)
 
     def __getstate__(self):
         own = ("means", "_undecayed", "_distinct")
@@ -351,38 +333,10 @@ class SBOAdamW(Masked, torch.optim.Optimizer):
 
     def __setstate__(self, state) -> None:
         # load_state_dict comes here last, after its hooks and before any harm
-        _refuse_foreign(state)
+        refuse_foreign(state)
         super().__setstate__(state)
         for group in self.param_groups:
             for name in self.defaults.keys() - {"differentiable"}:  # which torch adds
                 group.setdefault(name, self.defaults[name])  # a state of torch.optim.AdamW
-
-
-def _refuse_foreign(state: dict) -> None:
-    """Refuse options and states of other optimizers, which would be kept and have no effect."""
-    must = "state_dict must be one of SBOAdamW, or of AdamW with no option that SBOAdamW lacks"
-    for i, group in enumerate(state["param_groups"]):
-        missing = [name for name in ("betas", "eps") if name not in group]
-        if missing:
-            raise ValueError(
-                f"{must}; its param group {i} has no {missing[0]}: it is another optimizer's. Load "
-                "the model alone, and start the optimizer anew."
-            )
-        options = ("amsgrad", "capturable", "differentiable", "fused", "momentum_decay")
-        active = [name for name in options if group.get(name)]
-        # Adam's is the gradient's, and AdamW's is not
-        if group.get("weight_decay") and not group.get("decoupled_weight_decay", True):
-            active.append("decoupled_weight_decay")
-        if active:
-            raise ValueError(
-                f"{must}; its param group {i} has {active[0]}={group[active[0]]}. Where the run "
-                "may go on without it (fused and capturable are ways to compute), set "
-                f'state_dict["param_groups"][{i}][{active[0]!r}] = {not group[active[0]]}.'
-            )
-    for p, values in state["state"].items():
-        for name in values if isinstance(p, torch.Tensor) else ():
-            if name not in ("step", "exp_avg", "exp_avg_sq") and not name.startswith("centre"):
-                raise ValueError(
-                    f"{must}; it keeps {name!r} of a parameter, which SBOAdamW has no use for. "
-                    "Load the model alone, and start the optimizer anew."
-                )
+        self._drop_unknown()
+        forget_ways_to_compute(self)

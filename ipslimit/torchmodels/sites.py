@@ -94,7 +94,7 @@ def sequential(module: nn.Module, name: str, per: str) -> Found | None:
     An nn.Sequential in it counts with its parts, and finds by itself the pairs that it holds. What
     has one matrix of twice the outputs that enter the next (GLU) gates one half with the other.
     """
-    if type(module) is not nn.Sequential:
+    if not _runs_in_turn(module):
         return None
     children = list(_flat(module))
     held = [_matrix(child) for _, child in children]
@@ -119,11 +119,16 @@ def sequential(module: nn.Module, name: str, per: str) -> Found | None:
     return Found({"mlp": found}, tuple(parts))
 
 
+def _runs_in_turn(module: nn.Module | None) -> bool:
+    """Whether it is an nn.Sequential, or of a class that has its forward."""
+    return getattr(type(module), "forward", None) is nn.Sequential.forward
+
+
 def _flat(module: nn.Sequential, path: str = ""):
     """(path, part) of all that runs one after another; named_children leaves out a second use."""
     for name, child in module._modules.items():
         child = uncompiled(child)
-        if type(child) is nn.Sequential:
+        if _runs_in_turn(child):
             yield from _flat(child, f"{path}{name}.")
         else:
             yield f"{path}{name}", child

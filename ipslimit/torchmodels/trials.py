@@ -24,6 +24,8 @@ _ROTARY = ("rotary_ndims", "rotary_dim", "head_dim", "head_size", "attention_hea
 _CONTEXT = ("key_value_states", "encoder_hidden_states", "context", "memory")
 # which of them say where a token goes, and which with what weight
 _ROUTES = {"top_k_index": True, "top_k_weights": False}
+_DISTANCES = 1024
+_WINDOW = 1024  # tokens of the largest window that is filled
 _LEFT = object()  # the argument is left out
 _MOST = 60  # calls to be tried of one shape
 Call = tuple[tuple, dict]
@@ -55,9 +57,10 @@ class Trials:
             self._site, self._kind, self._subject = site, kind_of(site), None
         key = (self._kind, where)
         if key not in self._changes:
-            if self._subject is None:
-                self._subject = _Subject(site)
-            self._changes[key] = self._subject.change(tried)
+            with torch.device("cpu"):
+                if self._subject is None:
+                    self._subject = _Subject(site)
+                self._changes[key] = self._subject.change(tried)
         return self._changes[key]
 
 
@@ -85,7 +88,7 @@ class _Subject:
             if not all(max(change) > _SEEN for change in found):
                 continue
             worst = max(both / min(max(both, half), 1.0) for both, half in found)
-            if worst > TOLERANCE or self._uses_all(call):
+            if worst > TOLERANCE or self._uses_all(call, pairs):
                 return worst
         return None
 
@@ -130,12 +133,15 @@ class _Subject:
             if n in halves:
                 part.of(self._bare.parameter(part.parameter)).mul_(scale**n)
 
-    def _uses_all(self, call: Call) -> bool:
-        """Whether every weight of the site has a part in the outputs.
+    def _uses_all(self, call: Call, pairs: Sequence[Pair]) -> bool:
+        """Whether every weight of the site beside those of the pairs has a part in the outputs.
 
         One that has none may be used in other calls, and to another effect.
         """
-        weights = [p for p in self._bare.module.parameters() if p.dim() > 1]
+        own = {id(self._bare.parameter(part.parameter)) for pair in pairs for part in pair.parts}
+        weights = [p for p in self._bare.module.parameters() if p.dim() > 1 and id(p) not in own]
+        if not weights:
+            return True
         for weight in weights:
             weight.requires_grad_(True)
         try:
@@ -184,7 +190,7 @@ def _ways(module: nn.Module, width: int) -> Iterator[Call]:
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     generator = torch.Generator().manual_seed(1)
     for lead in _leads(module):
-        x = torch.randn(*lead, width, generator=generator)
+        x = torch.randn(*lead, width, generator=generator, dtype=torch.float32)
         values = {p.name: _values(p.name, module, x) for p in named[1:]}
         choices = {
             p.name: values[p.name] or (None,) if p.default is p.empty else (_LEFT, *values[p.name])
@@ -202,7 +208,8 @@ def _leads(module: nn.Module) -> Iterator[tuple[int, ...]]:
     yield 2, _TOKENS
     for value in (getattr(part, "window_size", None) for part in module.modules()):
         sides = value if isinstance(value, (tuple, list)) else (value, value)
-        if len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
+        fit = len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)
+        if fit and sides[0] * sides[1] <= _WINDOW:
             yield 2, sides[0] * sides[1]
             yield 2, sides[0] * sides[1] + 1  # with a token of the class
             yield 2, *sides
@@ -226,6 +233,8 @@ def _values(name: str, module: nn.Module, x: torch.Tensor) -> tuple:
         return None, torch.zeros(batch * heads, 1, tokens)
     if name in _CONTEXT:
         return (x.flip(-2),)
+    if name == "rel_embeddings":  # of as many distances as there may be
+        return (x.reshape(-1, x.shape[-1])[torch.arange(_DISTANCES) % (batch * tokens)],)
     experts = _experts(module)
     if experts and x.dim() == 2 and name in _ROUTES:
         first = torch.arange(tokens) % experts

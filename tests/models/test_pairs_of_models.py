@@ -15,6 +15,8 @@ N, H, G, E = LAYERS, HEADS, KEY_HEADS, 3
 
 # model type -> (sort of inputs, (qk, vo, mlp) pairs per matrix, heads of a pair per head, options)
 FULL = (N, N, N)
+WHISPER = {"max_source_positions": 32, "num_key_value_heads": H}
+MOONSHINE = {"encoder_num_key_value_heads": H, "decoder_num_key_value_heads": H}
 TRANSFORMERS = {
     "bert": ("tokens", FULL, H, {}),
     "roberta": ("tokens", FULL, H, {}),
@@ -56,8 +58,8 @@ TRANSFORMERS = {
     "umt5": ("both", (3 * N, 3 * N, 2 * N), H, {"feed_forward_proj": "gated-gelu"}),
     "bart": ("both", (3 * N, 3 * N, 2 * N), H, {}),
     "pegasus": ("both", (3 * N, 3 * N, 2 * N), H, {}),
-    "whisper": ("speech", (3 * N, 3 * N, 2 * N), H, {"max_source_positions": 32}),
-    "moonshine": ("sound", (3 * N, 3 * N, 2 * N), G, {}),
+    "whisper": ("speech", (3 * N, 3 * N, 2 * N), H, WHISPER),
+    "moonshine": ("sound", (3 * N, 3 * N, 2 * N), H, MOONSHINE),
     "moshi": ("tokens", FULL, G, {}),
     "vit": ("image", FULL, H, {"image_size": 32, "patch_size": 8}),
     "beit": ("image", FULL, H, {"image_size": 32, "patch_size": 8}),
@@ -128,6 +130,18 @@ def check(model, sort, per_matrix, heads):
 def test_pairs_of_transformers(kind):
     sort, per_matrix, heads, options = TRANSFORMERS[kind]
     check(seeded(transformer, kind, **options), sort, per_matrix, heads)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_positions_that_keys_meet_besides_the_queries(shared):
+    """Where positions go through the same matrices the pair stands; else there is none."""
+    options = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    options |= {"share_att_key": shared, "max_relative_positions": 8}
+    model = seeded(transformer, "deberta-v2", **options)
+    pairs = find_pairs(model, refused="skip")
+    assert verify_pairs(model, pairs, **inputs("tokens")) == 0.0
+    qk = [reason for reason in pairs.refused if "(qk)" in reason]
+    assert kinds(pairs) == (N * shared, N, N) and len(qk) == N * (not shared), pairs.refused
 
 
 @pytest.mark.parametrize("name", OTHERS)

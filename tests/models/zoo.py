@@ -45,9 +45,12 @@ def transformer(kind, activation="relu", **options):
     chosen = {
         name: value
         for name, value in chosen.items()
-        if isinstance(getattr(known, name, value), (int, str, type(None))) and hasattr(known, name)
+        if isinstance(getattr(known, name, value), (int, str, type(None)))
+        and hasattr(known, name)
+        and not isinstance(getattr(type(known), name, None), property)
     }
     config = AutoConfig.for_model(kind, **(chosen | options))
+    config._experts_implementation = "eager"  # the others have no float64
     return AutoModel.from_config(config, attn_implementation="eager")
 
 

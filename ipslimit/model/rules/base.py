@@ -235,6 +235,14 @@ class Rule(Identified, abc.ABC):
         return []
 
 
+def refuse_without_pairs(rule: Rule, layout: Layout, got: str, remedy: str) -> None:
+    """`Rule.refuse` of a rule that acts on symmetry pairs; `remedy` is the rule to use."""
+    raise ValueError(
+        f"{layout.family.noun} of {rule!r} must have symmetry pairs; got {got}, of a family "
+        f"without. Use {remedy}."
+    )
+
+
 def _options(kind: type) -> set[str]:
     """Names of the fields of a dataclass, also before it is one."""
     annotations = {}

@@ -13,7 +13,7 @@ from ..heads import Heads, Layout
 from ..symmetry import Chain, chains, power, scaled_norm
 from .adamw import AdamW, adam_direction, adam_moments
 from .arithmetic import where
-from .base import State
+from .base import Rule, State, refuse_without_pairs
 from .elementwise import Numbers, named
 
 
@@ -37,12 +37,12 @@ class GaugeAdamW(AdamW):
     where another one is nearly zero. A single matrix of norm zero takes the factor that its
     partners leave for it, (lr |1|_F / |A|_F of a pair), and grows out of zero. Where two norms are
     zero nothing tells them apart: their chain is left to the decay, and counted; runs report that
-    in their `notes`, as they do where units have no pairs at all.
+    in their `notes`.
 
     Raises
     ------
     ValueError
-        By `init`, for pairs that close a ring.
+        By `init`, for units without pairs, and for pairs that close a ring.
 
     Notes
     -----
@@ -54,7 +54,18 @@ class GaugeAdamW(AdamW):
     # of gradients that have no gauge
     state_powers: ClassVar[dict[str, int]] = {"m": 0, "v": 0}
 
+    def suited(self, layout: Layout) -> Rule:
+        """Units without symmetry pairs are left to `AdamW`, which it is there."""
+        if layout.pairs:
+            return self
+        return AdamW(self.lr, self.betas, self.eps, self.weight_decay)
+
+    def refuse(self, layout: Layout, got: str) -> None:
+        refuse_without_pairs(self, layout, got, "AdamW")
+
     def init(self, heads: Heads) -> State:
+        if not heads.layout.pairs:
+            self.refuse(heads.layout, repr(heads))
         skipped = heads.packed.new_zeros(*heads.lead, len(chains_of(heads.layout)), heads.count)
         return super().init(heads) | {"skipped": skipped}
 
@@ -80,8 +91,6 @@ class GaugeAdamW(AdamW):
 
     def notes(self, state: State) -> list[str]:
         skipped = state["skipped"]
-        if not skipped.shape[-2]:
-            return ["units without symmetry pairs were trained as by AdamW"]
         alone, times = int((skipped > 0).sum()), int(skipped.sum())
         if not alone:
             return []
@@ -122,8 +131,7 @@ def gauge_scale(heads: Heads, floor: float | torch.Tensor) -> tuple[torch.Tensor
         for name, places in chain.members:
             for place in places:
                 scale[..., heads.layout.slices[name], :] *= factors[..., place, None, :]
-    shape = (*heads.lead, 0, heads.count)
-    return scale, torch.stack(skipped, dim=-2) if skipped else scale.new_zeros(shape)
+    return scale, torch.stack(skipped, dim=-2)
 
 
 def gauge_factors(norms: torch.Tensor, floors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from ...checks import require_int, require_real, shown
 from ..heads import Heads, Layout
 from ..symmetry import balancing_factors, pair_scale
-from .base import Rule, State
+from .base import Rule, State, refuse_without_pairs
 from .sbo import rescaled_means
 from .through import Through
 
@@ -70,10 +70,7 @@ class Rebalance(Through):
         return super().suited(layout) if layout.pairs else self.rule.suited(layout)
 
     def refuse(self, layout: Layout, got: str) -> None:
-        raise ValueError(
-            f"{layout.family.noun} of {self!r} must have symmetry pairs; got {got}, of a family "
-            f"without. Use {self.rule!r} alone."
-        )
+        refuse_without_pairs(self, layout, got, f"{self.rule!r} alone")
 
     def init(self, heads: Heads) -> State:
         if not heads.layout.pairs:
