@@ -116,11 +116,11 @@ MODEL = TextSetting(
     inner=16,
     norm="rms",
     schedule="warmup-cosine",
-    warmup=80,
-    floor=0.03,
-    steps=800,
+    warmup=70,
+    floor=0.01,
+    steps=700,
     dtype="float32",
-    lr=0.3,
+    lr=0.1,
     eps=0.1,
     atoms=8,
 )
@@ -132,7 +132,7 @@ class Models(Checked):
 
     depths: Annotated[tuple[Size, ...], Distinct(" sizes")] = (2, 4, 8, 16, 32)
     """Depths L."""
-    heads: Annotated[tuple[Size, ...], Distinct(" sizes")] = (2, 8, 32)
+    heads: Annotated[tuple[Size, ...], Distinct(" sizes")] = (2, 16)
     """Heads per layer H; of perceptrons as many. Every depth has the whole law, H = inf, too."""
     seeds: Annotated[int, Whole(1, MOST_SEEDS)] = 3
     """Independent draws of the units for every (L, H)."""
@@ -151,11 +151,11 @@ class LearningRates(Checked):
     """Depths L at which learning rates are tried, with the residual factors 1/L, L^-1/2 and 1."""
     rate_heads: Size = 4
     """Heads per layer H of these runs."""
-    rate_steps: Count = 150
+    rate_steps: Count = 100
     """Training steps of these runs."""
-    below: Natural = 4
+    below: Natural = 3
     """Learning rates that are tried below lr."""
-    above: Natural = 2
+    above: Natural = 3
     """Learning rates that are tried above lr."""
     ratio: Annotated[float, Real(1.0, 100.0, include_low=False)] = 2.5
     """Each is so many times the one before."""
@@ -171,16 +171,15 @@ class Plain(Checked):
     """The plain Transformer that the model is held against, at the same number of parameters."""
 
     plain_rates: Annotated[tuple[Positive, ...], Distinct(" learning rates")] = (
-        0.001,
-        0.002,
         0.004,
         0.008,
         0.016,
+        0.032,
     )
     """Peak learning rates that are tried of the plain Transformer."""
     plain_decay: NotNegative = 0.1
     """Decoupled decay of its matrices."""
-    own_factors: Annotated[tuple[Positive, ...], Distinct(" factors")] = (0.5, 2.0)
+    own_factors: Annotated[tuple[Positive, ...], Distinct(" factors")] = (0.5, 1.5, 3.0)
     """The model's own learning rate is tried so many times lr, beside lr itself."""
 
 
@@ -200,9 +199,9 @@ class LanguageSetting(Checked):
     """Steps between two measurements of the held-out loss."""
     tol: Positive = 1e-2
     """Largest error wanted of the limit's x and p after the last step."""
-    elements: Annotated[int, Whole(2)] = 4
+    elements: Annotated[int, Whole(2)] = 2
     """Depth elements of the limit's first grid."""
-    max_elements: Annotated[int, Whole(8)] = 16
+    max_elements: Annotated[int, Whole(8)] = 8
     """Most depth elements of the limit's grid; its error is reported whatever it is."""
     sample: Natural = 160
     """Characters of text that models write after each of three prompts (0: none)."""
@@ -235,7 +234,7 @@ class LanguageSetting(Checked):
         small = {"rate_depths": (2, 8), "rate_steps": 40, "below": 2, "above": 1}
         rates = dataclasses.replace(rates, **_unset(rates, small))
         plain = dataclasses.replace(
-            self.plain, **_unset(self.plain, {"plain_rates": (0.002, 0.004, 0.008)})
+            self.plain, **_unset(self.plain, {"plain_rates": (0.008, 0.016), "own_factors": (1.5,)})
         )
         return dataclasses.replace(self, model=model, models=models, rates=rates, plain=plain)
 
