@@ -228,7 +228,7 @@ class LanguageSetting(Checked):
         """Three depths up to 8, two seeds, fewer steps and learning rates."""
         model, models, rates = self.model, self.models, self.rates
         if model.steps == MODEL.steps:
-            model = model.at(model.option("lr"), 400)
+            model = model.at(model.option("lr"), 300)
         small = {"depths": (2, 4, 8), "heads": (2, 8), "seeds": 2}
         models = dataclasses.replace(models, **_unset(models, small))
         small = {"rate_depths": (2, 8), "rate_steps": 40, "below": 2, "above": 1}
