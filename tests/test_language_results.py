@@ -68,7 +68,7 @@ def result_of(
     for cell in own_cells(study):
         cells[cell] = {"bits": [[final + 1.0]], "diverged": 0}
     for cell in plain_cells(study):
-        best_lr = abs(math.log(cell.lr / 0.004))
+        best_lr = abs(math.log(cell.lr / 0.016))
         cells[cell] = {"bits": [[final - 0.1 + best_lr]], "parameters": 1000}
     cell = rounding_cell(study)
     same = cells[cell._replace(kind="size")]["bits"][0][-1]
@@ -84,7 +84,7 @@ def test_a_plain_transformer_is_held_against_the_whole_law_at_equal_parameters_a
     depth, layers = compared(STUDY)
     assert (result.own.depth, result.plain.depth) == (depth, layers)
     assert result.own.lr == STUDY.model.option("lr") and not result.own.at_end
-    assert result.plain.lr == 0.004 and not result.plain.at_end
+    assert result.plain.lr == 0.016 and not result.plain.at_end
     assert result.plain.bits == pytest.approx(LOW - 0.1)
     gap = f"{LOW - 0.1 - (LOW + 0.2 / depth):+.3f}, at its best learning rate each"
     assert gap in summary(result) and gap not in summary(result_of(WORDS.bigram))
