@@ -151,11 +151,11 @@ class LearningRates(Checked):
     """Depths L at which learning rates are tried, with the residual factors 1/L, L^-1/2 and 1."""
     rate_heads: Size = 4
     """Heads per layer H of these runs."""
-    rate_steps: Count = 400
+    rate_steps: Count = 300
     """Training steps of these runs."""
-    below: Natural = 3
+    below: Natural = 2
     """Learning rates that are tried below lr."""
-    above: Natural = 3
+    above: Natural = 4
     """Learning rates that are tried above lr."""
     ratio: Annotated[float, Real(1.0, 100.0, include_low=False)] = 2.5
     """Each is so many times the one before."""
@@ -201,7 +201,7 @@ class LanguageSetting(Checked):
     """Largest error wanted of the limit's x and p after the last step."""
     elements: Annotated[int, Whole(2)] = 2
     """Depth elements of the limit's first grid."""
-    max_elements: Annotated[int, Whole(8)] = 16
+    max_elements: Annotated[int, Whole(8)] = 8
     """Most depth elements of the limit's grid; its error is reported whatever it is."""
     sample: Natural = 160
     """Characters of text that models write after each of three prompts (0: none)."""
