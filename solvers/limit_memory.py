@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ipslimit import Rule, Units
+from ipslimit.model.branch import begun
 from ipslimit.model.training_problem import TrainingProblem
 
 # Of the memory that is free, what may be planned with.
@@ -63,7 +64,7 @@ def limit_bytes(
         size = law.layout.size
         ones = torch.ones(size, 1, dtype=problem.dtype)
         one = Units.from_packed(ones, ones[0], law.layout)
-        state = sum(t.numel() for t in rule.suited(law.layout).init(one).values())
+        state = sum(t.numel() for t in begun(rule, one).values())
         count = law.heads.count if law.exact else nodes
         numbers += count * (size * (UPDATE_COPIES + 3 * recorded) + state)
     return int(numbers * problem.dtype.itemsize * (2 * elements + 1))

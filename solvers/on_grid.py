@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -10,7 +11,6 @@ import torch
 
 from ipslimit import Rule, Units
 from ipslimit.model.callbacks import asks_to_stop
-from ipslimit.model.ends import Ends
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
@@ -115,7 +115,9 @@ def train_on_grid(
                 probe_p, _ = scheme.backward(system, probe_x, end.costate, False, probe_p)
                 solution.probe_x[step], solution.probe_p[step] = probe_x, probe_p
         elif step in evaluate:
-            solution.probe_loss[step] = _probe_loss(scheme, system, ends, problem, device)
+            end_of = functools.partial(_end, scheme, system)
+            probes = *problem.probe_data(device), problem.B
+            solution.probe_loss[step] = ends.mean_loss(*probes, end_of)
         if last or not (x.is_finite() and p.is_finite()):
             break
         if problem.tied:
@@ -130,13 +132,9 @@ def train_on_grid(
     return solution
 
 
-def _probe_loss(
-    scheme: Scheme, system: System, ends: Ends, problem: TrainingProblem, device
-) -> torch.Tensor:
-    """J on the probes, of as many contexts at a time as a training step has."""
-    pairs = zip(*(t.split(problem.B) for t in problem.probe_data(device)), strict=True)
-    found = [ends.losses(scheme.forward(system, ends.enter(i)).edges[-1], y) for i, y in pairs]
-    return torch.cat(found, -1).mean(-1)
+def _end(scheme: Scheme, system: System, x0: torch.Tensor) -> torch.Tensor:
+    """X(1) of X(0)."""
+    return scheme.forward(system, x0).edges[-1]
 
 
 def _over_depth(

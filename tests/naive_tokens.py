@@ -7,7 +7,6 @@ equations. Ends are {name: (rows, d)}; without "readout" the embedding reads, to
 import dataclasses
 
 import torch
-from naive_blocks import naive_training  # noqa: F401  (re-exported for the tests of rules)
 
 
 @dataclasses.dataclass

@@ -200,7 +200,7 @@ def trained(case, rule, seed):
     return run, start_of(run, seed, case.block.tied), batches
 
 
-def assert_same(run, seed, done, text):
+def assert_same_steps(run, seed, done, text):
     for k, step in enumerate(done):
         at = f"at step {k} of {text}"
         assert_close(run.x[k][seed], step.pass_.x, f"x {at}")
@@ -211,6 +211,10 @@ def assert_same(run, seed, done, text):
             for name, ours in units.parts().items():
                 theirs = step.units[family][name].expand_as(ours[seed])
                 assert_close(ours[seed], theirs, f"{name} {at}")
+
+
+def assert_same(run, seed, done, text):
+    assert_same_steps(run, seed, done, text)
     for family, units in run.units[STEPS].items():
         moved = (units.packed - run.units[0][family].packed).abs().max()
         assert moved > 1e-3, f"{family} of {text}"

@@ -81,7 +81,7 @@ LOW = WORDS.bigram - 1.0  # what a good model may have
 
 def test_a_plain_transformer_is_held_against_the_whole_law_at_equal_parameters_and_best_rates():
     result = result_of(LOW)
-    depth, layers = compared(STUDY)
+    depth, _, layers = compared(STUDY)
     assert (result.own.depth, result.plain.depth) == (depth, layers)
     assert result.own.lr == STUDY.model.option("lr") and not result.own.at_end
     assert result.plain.lr == 0.016 and not result.plain.at_end

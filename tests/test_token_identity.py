@@ -6,7 +6,7 @@ import pytest
 import torch
 from naive_blocks import NaiveAdamW, NaiveBlock, NaiveSGD
 from naive_tokens import forward, naive_token_training
-from test_block_identity import Case, Random, assert_close, start_of
+from test_block_identity import Case, Random, assert_close, assert_same_steps, start_of
 
 from ipslimit import SGD, AdamW, Atoms, Block, TokenProblem, train_particles
 
@@ -61,20 +61,14 @@ def assert_trains_as_the_naive_model(case, seed=1):
     batches = [problem.chosen(k).tolist() for k in steps]
     naive = case.block, start, ends, problem.ids, case.naive_rule, case.rate, STEPS, batches
     done = naive_token_training(*naive)
+    assert_same_steps(run, seed, done, case.text)
     for k, step in enumerate(done):
         at = f"at step {k} of {case.text}"
-        assert_close(run.x[k][seed], step.pass_.x, f"x {at}")
-        assert_close(run.p[k][seed], step.pass_.p, f"p {at}")
-        assert_close(run.loss[seed, k], step.pass_.loss, f"loss {at}")
         losses = [forward(case.block, step.units, step.ends, w)[2] for w in problem.probes]
         assert_close(run.probe_loss[k][seed], sum(losses) / len(losses), f"probe loss {at}")
         assert set(run.ends[k]) == set(step.ends)
         for name, ours in run.ends[k].items():
             assert_close(ours[seed], step.ends[name], f"{name} {at}")
-        for family, units in run.units[k].items():
-            for name, ours in units.parts().items():
-                theirs = step.units[family][name].expand_as(ours[seed])
-                assert_close(ours[seed], theirs, f"{name} {at}")
     chosen = problem.chosen(STEPS)
     logits = run.logits(problem, STEPS, problem.ids[chosen, :-1])
     assert_close(logits[seed], done[-1].pass_.logits, f"logits of {case.text}")

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
+from ipslimit import Block
+
 from ..cells import SECONDS_A_UNIT
 from ..engines import Engine
 from ..frame.experiment import Experiment
@@ -62,25 +64,30 @@ def rounding_cell(setting: LanguageSetting) -> LanguageCell:
     return LanguageCell("rounding", depths[len(depths) // 2], max(setting.models.heads))
 
 
-def compared(setting: LanguageSetting) -> tuple[int, int]:
-    """A depth L of the whole law, and layers of a plain Transformer with as many parameters.
+class Compared(NamedTuple):
+    """A depth of the whole law, parameters of its units, and layers of a plain Transformer."""
 
-    Of the depths there are, the one at which the two numbers are most nearly equal.
-    """
+    depth: int
+    parameters: int
+    layers: int
+
+
+def compared(setting: LanguageSetting) -> Compared:
+    """Of the depths there are, the one whose parameters a plain Transformer most nearly has."""
     model = setting.model
-    units = model.stored * model.make_problem().block.size
+    units = model.stored * Block.of(model.make_law()).size
 
     def mismatch(depth: int) -> float:
         layers, a_layer = plain_layers(depth * units, model.d)
         return abs(layers * a_layer / (depth * units) - 1.0)
 
     depth = min(sorted(setting.models.depths), key=mismatch)
-    return depth, plain_layers(depth * units, model.d)[0]
+    return Compared(depth, depth * units, plain_layers(depth * units, model.d)[0])
 
 
 def own_cells(setting: LanguageSetting) -> list[LanguageCell]:
     """The model that a plain Transformer is held against, at other learning rates than its own."""
-    depth, lr = compared(setting)[0], setting.model.option("lr")
+    depth, lr = compared(setting).depth, setting.model.option("lr")
     factors = [factor for factor in sorted(setting.plain.own_factors) if factor != 1.0]
     rates = [float(f"{factor * lr:.6g}") for factor in factors]
     return [LanguageCell("own", depth, None, 1.0, rate) for rate in rates]
@@ -88,7 +95,7 @@ def own_cells(setting: LanguageSetting) -> list[LanguageCell]:
 
 def plain_cells(setting: LanguageSetting) -> list[LanguageCell]:
     """The plain Transformer, at every learning rate."""
-    layers = compared(setting)[1]
+    layers = compared(setting).layers
     return [LanguageCell("plain", layers, lr=lr) for lr in sorted(setting.plain.plain_rates)]
 
 

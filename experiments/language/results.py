@@ -259,14 +259,13 @@ class LanguageResult:
         def losses(cells: list[LanguageCell]) -> dict[float, float]:
             return {cell.lr: float(self.found[cell]["bits"][0][0]) for cell in cells}
 
-        depth, plain = compared(self.setting)[0], plain_cells(self.setting)
+        held, plain = compared(self.setting), plain_cells(self.setting)
         model, characters = self.setting.model, len(self.text.characters)
-        own = {model.option("lr"): float(self.bits[depth, math.inf][0, -1])}
+        own = {model.option("lr"): float(self.bits[held.depth, math.inf][0, -1])}
         own |= losses(own_cells(self.setting))
-        units = depth * model.stored * model.make_problem().block.size
         ends = (2 * characters + model.tokens) * model.d
         return (
-            Held.of(depth, units + ends, own),
+            Held.of(held.depth, held.parameters + ends, own),
             Held.of(plain[0].depth, self.found[plain[0]]["parameters"], losses(plain)),
         )
 

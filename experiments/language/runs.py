@@ -158,7 +158,7 @@ def plain_model_run(
         problem.vocabulary,
         model.d,
         layers,
-        max(1, model.d // model.m if model.d % model.m == 0 else 1),
+        model.d // model.m if model.d % model.m == 0 else 1,
         model.steps,
         problem.B,
         model.batch_seed,

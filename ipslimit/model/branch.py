@@ -25,6 +25,27 @@ def family_of(kind: type[Units]) -> str:
     return "attention" if issubclass(kind, Heads) else "perceptron"
 
 
+def begun(rule: Rule, units: Units) -> State:
+    """The state with which a rule, or what of it suits these units, begins."""
+    return rule.suited(units.layout).init(units)
+
+
+def moved(
+    rule: Rule,
+    units: Units,
+    state: State,
+    gradient: torch.Tensor,
+    step: int,
+    depth: float | torch.Tensor | None,
+    means: torch.Tensor | None = None,
+) -> tuple[Units, State]:
+    """Units and state after a step of the rule as it is at that step and depth."""
+    now = rule.at(step, units.layout, depth, units.packed)
+    more = (means,) if means is not None and now.uses_means else ()
+    # a copy of the dict, which a rule may fill anew and return
+    return now.update(units, dict(state), units.with_packed(gradient), step, *more)
+
+
 class Branch:
     """Units by family, with equal leading dimensions (seeds, layers, depth nodes).
 
@@ -118,7 +139,7 @@ class Branch:
 
     def init(self, rule: Rule) -> States:
         """The rule's state of every family."""
-        return {n: rule.suited(u.layout).init(u) for n, u in self.families.items()}
+        return {name: begun(rule, units) for name, units in self.families.items()}
 
     def updated(
         self,
@@ -140,12 +161,8 @@ class Branch:
         """
         families, new = {}, {}
         for name, units in self.families.items():
-            rule_now = rule.at(step, units.layout, depth, units.packed)
-            more = (means[name],) if rule_now.uses_means else ()
-            gradient = units.with_packed(gradients[name])
-            # a copy of the dict, which a rule may fill anew and return
-            given = units, dict(states[name]), gradient, step, *more
-            families[name], new[name] = rule_now.update(*given)
+            given = rule, units, states[name], gradients[name], step, depth
+            families[name], new[name] = moved(*given, means and means[name])
         return self.with_families(families), new
 
     def notes(self, rule: Rule, states: States, least_size: float) -> list[str]:

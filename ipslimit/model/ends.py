@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from .branch import begun, moved
 from .rules.base import Rule, State
 from .units import Units
 
@@ -54,6 +56,18 @@ class Ends(abc.ABC):
     def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """l(X_b(1), y_b) of every context, (..., B) of x (..., B, N, d)."""
 
+    def mean_loss(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        together: int,
+        end_of: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """J (...,) of many contexts, so many at a time; `end_of` makes X(1) of X(0)."""
+        pairs = zip(inputs.split(together), targets.split(together), strict=True)
+        found = [self.losses(end_of(self.enter(some)), y) for some, y in pairs]
+        return torch.cat(found, -1).mean(-1)
+
     @abc.abstractmethod
     def read(self, x: torch.Tensor, targets: torch.Tensor) -> Read:
         """The loss, and what goes back from it."""
@@ -66,9 +80,7 @@ class Ends(abc.ABC):
 
     def init(self, rule: Rule) -> EndStates:
         """The rule's state of each."""
-        return {
-            name: rule.suited(units.layout).init(units) for name, units in self.families.items()
-        }
+        return {name: begun(rule, units) for name, units in self.families.items()}
 
     def update(
         self,
@@ -86,21 +98,20 @@ class Ends(abc.ABC):
         new_states = {}
         for name, units in self.families.items():
             gradient = read.gradients.get(name, 0.0) + pulled.get(name, 0.0)
-            now = rule.at(step, units.layout, self.depths[name], units.packed)
-            given = units, dict(states[name]), units.with_packed(gradient), step
-            moved, new = now.update(*given)
+            after, new = moved(rule, units, states[name], gradient, step, self.depths[name])
             if alive is not None and not alive.all():
                 kept = alive.view(-1, 1, 1)
-                moved = units.with_packed(torch.where(kept, moved.packed, units.packed))
+                after = units.with_packed(torch.where(kept, after.packed, units.packed))
                 new = {key: torch.where(kept, t, states[name][key]) for key, t in new.items()}
-            self.families[name], new_states[name] = moved, new
+            self.families[name], new_states[name] = after, new
         return new_states
 
     # ------------------------------------------------------------------ records
 
     def tables(self) -> Tables:
         """The trained ends by name, a copy: (..., rows, d)."""
-        return {name: units.packed.mT.contiguous().clone() for name, units in self.families.items()}
+        whole = {"memory_format": torch.contiguous_format}
+        return {name: units.packed.mT.clone(**whole) for name, units in self.families.items()}
 
 
 class GivenTokens(Ends):

@@ -240,7 +240,8 @@ def _train(
         if keep and problem.probe_count:
             _record_probes(layers, ends, problem, run, step, device)
         elif step in options.evaluate:
-            run.probe_loss[step] = _probe_loss(layers, ends, problem, device)
+            probes = *problem.probe_data(device), problem.B
+            run.probe_loss[step] = ends.mean_loss(*probes, lambda x: layers.forward(x)[-1])
         x = layers.forward(ends.enter(inputs))
         read = ends.read(x[-1], targets)
         run.loss[:, step] = read.loss
@@ -308,13 +309,6 @@ def _record_probes(
     p = layers.backward(x, read.costate, keep=True)
     at_layers = slice(None, None, layers.stages)
     run.probe_x[step], run.probe_p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
-
-
-def _probe_loss(layers: Layers, ends: Ends, problem: TrainingProblem, device) -> torch.Tensor:
-    """J on the probes, of as many contexts at a time as a training step has."""
-    pairs = zip(*(t.split(problem.B) for t in problem.probe_data(device)), strict=True)
-    found = [ends.losses(layers.forward(ends.enter(i))[-1], y) for i, y in pairs]
-    return torch.cat(found, -1).mean(-1)
 
 
 def make_layers(

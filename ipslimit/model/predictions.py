@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..checks import require_int, shown
 from .layers import Layers
 from .problem_identity import require_same_problem
-from .runs import ParticleRun
 from .token_problem import TokenProblem
+
+if TYPE_CHECKING:  # a run asks here for its logits
+    from .runs import ParticleRun
 
 
 def run_logits(run: ParticleRun, problem: TokenProblem, k: int, ids: torch.Tensor) -> torch.Tensor:

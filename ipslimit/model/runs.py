@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from .predictions import run_logits
 from .training_problem import TrainingProblem
 from .units import Units
 
@@ -160,8 +161,6 @@ class ParticleRun:
         TypeError, ValueError
             For other arguments, and for a run of another problem.
         """
-        from .predictions import run_logits  # which asks the layers, which a run does not know
-
         return run_logits(self, problem, k, ids)
 
     def __repr__(self) -> str:

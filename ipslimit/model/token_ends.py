@@ -76,14 +76,12 @@ class TokenEnds(Ends):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """(..., B, N, V) of x (..., B, N, d)."""
-        rows = [self._logits(y, u) for y, u in zip(*self._by_seed(x), strict=True)]
+        rows = [y @ u.mT for y, u in zip(*self._by_seed(x), strict=True)]
         return torch.stack(rows).reshape(*x.shape[:-1], rows[0].shape[-1])
 
     def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        rows = []
-        for y, u in zip(*self._by_seed(x), strict=True):
-            log = self._logits(y, u).log_softmax(-1)
-            rows.append(-log.gather(-1, targets.reshape(-1, 1)).view(targets.shape).mean(-1))
+        seeds = zip(*self._by_seed(x), strict=True)
+        rows = [_losses((y @ u.mT).log_softmax(-1), targets) for y, u in seeds]
         return torch.stack(rows).reshape(x.shape[:-2])
 
     def read(self, x: torch.Tensor, targets: torch.Tensor) -> Read:
@@ -91,8 +89,8 @@ class TokenEnds(Ends):
         losses, costates, gradients = [], [], []
         for y, u in zip(*self._by_seed(x), strict=True):
             # a seed by itself, so that no product rounds with the seeds beside it
-            log = self._logits(y, u).log_softmax(-1)
-            losses.append(-log.gather(-1, labels).view(targets.shape).mean(-1))
+            log = (y @ u.mT).log_softmax(-1)
+            losses.append(_losses(log, targets))
             # d/dlogits of N l_b: softmax less the label's unit vector
             error = log.exp_()
             error.scatter_add_(-1, labels, error.new_full(labels.shape, -1.0))
@@ -129,6 +127,7 @@ class TokenEnds(Ends):
         rows = y.shape[-3] * y.shape[-2]
         return y.reshape(-1, rows, y.shape[-1]), readout.reshape(-1, *readout.shape[-2:])
 
-    @staticmethod
-    def _logits(y: torch.Tensor, readout: torch.Tensor) -> torch.Tensor:
-        return y @ readout.mT
+
+def _losses(log: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of every context (B,), of log probabilities (B N, V) and targets (B, N)."""
+    return -log.gather(-1, targets.reshape(-1, 1)).view(targets.shape).mean(-1)

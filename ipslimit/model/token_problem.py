@@ -121,7 +121,8 @@ class TokenProblem(TrainingProblem):
         self._require_batch()
         self.tied_ends = require_bool("tied_ends", tied_ends)
         self.ends_seed = require_int("ends_seed", ends_seed, 0)
-        self.ends = self._drawn_ends() | self._own_ends({} if ends is None else ends)
+        drawn = self._drawn_ends()
+        self.ends = drawn | self._own_ends({} if ends is None else ends, drawn)
 
     def _checked(self, name: str, ids, least: int = 2) -> torch.Tensor:
         if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64:
@@ -156,12 +157,15 @@ class TokenProblem(TrainingProblem):
             del drawn["readout"]
         return {name: t.to(self.dtype) for name, t in drawn.items()}
 
-    def _own_ends(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _own_ends(
+        self, given: Mapping[str, torch.Tensor], drawn: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Those of the user's own, checked by the ones that they stand for."""
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"ends must be a dict such as {{'embedding': tensor}}; got {shown(given)}."
             )
-        own, drawn = {}, self._drawn_ends()
+        own = {}
         for name, table in given.items():
             if name not in drawn:
                 raise ValueError(
