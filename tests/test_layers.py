@@ -188,7 +188,7 @@ def test_the_sweep_is_chosen_by_sizes_and_rule():
         def update(self, heads, state, gradient, step):
             return heads, state
 
-    choose = lambda rule: type(make_layers(branch, False, 0.25, {}, rule, 3, 4))  # noqa: E731
+    choose = lambda rule: type(make_layers(branch, 0.25, {}, rule, 3, 4))  # noqa: E731
     assert choose(RULES[0]) is CompiledLayers
     assert choose(Own()) is Layers
 
