@@ -17,8 +17,8 @@ from torchdiffeq import odeint, odeint_adjoint
 from ipslimit import Heads, attention_field, attention_vjp
 from ipslimit.model.branch import Branch
 from ipslimit.model.particles import make_layers
-from ipslimit.model.sight import Sight
 from ipslimit.model.rules import SGD
+from ipslimit.model.sight import Sight
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March
 from ipslimit.solvers.picard import NotContracting, Picard

@@ -118,8 +118,8 @@ def train_on_grid(
                 end = ends.read(probe_x.edges[-1], probes)
                 solution.probe_loss[step] = end.loss
                 probe_p, _ = scheme.backward(seen, probe_x, end.costate, False, probe_p)
-                found = _recorded(seen, problem, probes, probe_x, probe_p)
-                solution.probe_x[step], solution.probe_p[step] = found
+                recorded = _recorded(seen, problem, probes, probe_x, probe_p)
+                solution.probe_x[step], solution.probe_p[step] = recorded
         elif step in evaluate:
             end_of = functools.partial(_end, scheme, system)
             probes = problem.probe_data(device), problem.B

@@ -47,9 +47,9 @@ def make(R, B, H, N, d, m, biases=(), dtype=torch.float64, seed=0, size=1.0):
 
 def call(path, case, causal=False, with_heads=True):
     """(field, dx, dpacked, dweights) of one path."""
-    field = path.field(case.x, case.packed, case.weights, case.layout, causal)
+    field = path.field(case.x, case.packed, case.weights, case.layout, Sight(causal))
     arguments = (case.x, case.packed, case.weights, case.cotangent, case.layout)
-    return (field, *path.vjp(*arguments, causal, with_heads))
+    return (field, *path.vjp(*arguments, Sight(causal), with_heads))
 
 
 def naive(case, causal):

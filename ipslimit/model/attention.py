@@ -137,7 +137,7 @@ def _ordered(x: torch.Tensor, causal: bool, token_weights, positions) -> Batch:
     x = require_tensor("x", x)
     if x.ndim < 3:
         raise ValueError(
-            f"x must have shape (..., B, N, d); got {tuple(x.shape)}. A single context needs x[None]."
+            f"x must have shape (..., B, N, d); got {tuple(x.shape)}. One context is x[None]."
         )
     return Batch(x, x, *sight_of(causal, token_weights, positions, x))
 
