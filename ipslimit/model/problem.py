@@ -235,6 +235,13 @@ class Problem(TrainingProblem):
         """J (...,) and N dl_b/dx (..., B, N, d) at x = X(1): the costate of equal tokens."""
         return self._loss.with_costate(x, targets, weights)
 
+    def tracer_costate(
+        self, x: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """p(1) = d^2 l / dx_i domega_i (..., B, N, d) of tokens of weight 0, and 0 of others."""
+        self._loss.require_weighted(weights, "weights of tokens")
+        return self._loss.tracer_costate(x, targets, weights)
+
     def __repr__(self) -> str:
         probes = f", {self.probes[0].shape[0]} probes" if self.probes else ""
         of = "" if self.batch is None else f" of {len(self.contexts)}"
