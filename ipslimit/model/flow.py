@@ -64,7 +64,8 @@ def flow_jacobian(run: ParticleRun, k: int, points, position, probe: bool) -> to
     """`ParticleRun.flow_jacobian`."""
     found = []
     for part in _parts(run, k, points, position, probe, run.problem.d):
-        layers, own = part.layers, jacobians(part.layers.branch, part.company, part.states)
+        layers, branch = part.layers, run.problem.block.branch(part.layers.branch.families)
+        own = jacobians(branch, part.company, part.states)
         now = torch.eye(run.problem.d).to(own).expand(own.shape[1:])
         steps = [now]
         for r in range(layers.depth):
