@@ -9,7 +9,7 @@ import torch
 from ..checks import require_int, require_tensor, shown
 from .batch import Batch, gathered
 from .sight import Sight, order_of
-from .tracers import LIGHT, lit
+from .tracers import LIGHT, lit, unlit
 from .training_problem import TrainingProblem
 
 # Numbers that the states of one part of the points take, if not one copy of the contexts has more.
@@ -94,6 +94,10 @@ class Company:
             joined = gathered(joined, self._order.argsort(-1))
         y = joined[..., self.tokens :, :].unflatten(-3, (self.copies, -1))
         return y.movedim(-4, -3).flatten(-3, -2)[..., : self.points.shape[1], :]
+
+    def costates(self, pi: torch.Tensor) -> torch.Tensor:
+        """p (..., B, n, d) of points, of what passes under `lit` give back."""
+        return self.of_points(unlit(pi, self.sight.weights == 0))
 
     def costate_at_end(
         self, problem: TrainingProblem, x: torch.Tensor, p: torch.Tensor, y: torch.Tensor

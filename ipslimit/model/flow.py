@@ -18,7 +18,6 @@ from .branch import Branch
 from .company import Company, company_of
 from .layers import Layers
 from .layers_chosen import make_layers
-from .tracers import LIGHT
 
 if TYPE_CHECKING:  # a run asks here for its flow
     from .runs import ParticleRun
@@ -44,8 +43,11 @@ class _Part(NamedTuple):
 
 def flow(run: ParticleRun, k: int, points, position, probe: bool) -> torch.Tensor:
     """`ParticleRun.flow`."""
-    parts = _parts(run, k, points, position, probe)
-    return _together(run, [_at_layers(part, part.states) for part in parts])
+    found = []
+    for part in _parts(run, k, points, position, probe):
+        at_layers = part.states[:: part.layers.stages]
+        found.append(part.company.of_points(at_layers).transpose(0, 1))
+    return _together(run, found)
 
 
 def flow_p(run: ParticleRun, k: int, points, position, probe: bool) -> torch.Tensor:
@@ -55,8 +57,8 @@ def flow_p(run: ParticleRun, k: int, points, position, probe: bool) -> torch.Ten
         company, states = part.company, part.states
         y = company.of_points(states[-1])
         p_end = company.costate_at_end(run.problem, part.x, part.p, y)
-        pi = part.layers.backward(states, p_end, True, company.lit)
-        found.append(_at_layers(part, pi) / LIGHT[pi.dtype])
+        pi = part.layers.backward(states, p_end, True, company.lit)[:: part.layers.stages]
+        found.append(company.costates(pi).transpose(0, 1))
     return _together(run, found)
 
 
@@ -152,11 +154,6 @@ def _parts(
         layers = make_layers(branch, scale, {"field": 0, "vjp": 0}, None, *sizes)
         states = layers.forward(part.join(x0, part.points), part.sight)
         yield _Part(part, layers, states, x[:, -1], p[:, -1])
-
-
-def _at_layers(part: _Part, joined: torch.Tensor) -> torch.Tensor:
-    """(seeds, L+1, B, n, d) of states or costates of points and tokens."""
-    return part.company.of_points(joined[:: part.layers.stages]).transpose(0, 1)
 
 
 def _together(run: ParticleRun, parts: list[torch.Tensor], axis: int = -2) -> torch.Tensor:
