@@ -18,6 +18,7 @@ from ipslimit import Heads, attention_field, attention_vjp
 from ipslimit.model.branch import Branch
 from ipslimit.model.particles import make_layers
 from ipslimit.model.rules import SGD
+from ipslimit.model.sight import Sight
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March
 from ipslimit.solvers.picard import NotContracting, Picard
@@ -83,11 +84,11 @@ def euler(case: Frozen, layers: int, gradient: bool) -> Call:
 
     def call():
         cost = {"field": 0, "vjp": 0}
-        network = make_layers(Branch.alone(heads), False, 1.0 / layers, cost, SGD(1.0), *sizes)
-        x = network.forward(case.x0)
+        network = make_layers(Branch.alone(heads), 1.0 / layers, cost, SGD(1.0), *sizes)
+        x = network.forward(case.x0, Sight())
         if not gradient:
             return (x[-1, 0],)
-        return x[-1, 0], network.backward(x, case.c[None], False)[0, 0]
+        return x[-1, 0], network.backward(x, case.c[None], False, Sight())[0, 0]
 
     return call
 

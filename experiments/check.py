@@ -152,7 +152,8 @@ class Frozen:
             return t.to("cpu", torch.float64) if t.is_floating_point() else t.cpu()
 
         self.problem, self.limit, self.step = problem, limit, step
-        self.contexts, self.targets = map(plain, problem.data(problem.chosen(step), "cpu"))
+        batch = problem.data(problem.chosen(step), "cpu")
+        self.contexts, self.targets = plain(batch.inputs), plain(batch.targets)
         numbers = sum(units.packed.numel() for units in limit.units(step, 0.0).values())
         self.heads_at: Callable[[float], Branch] = functools.lru_cache(
             maxsize=KEPT_BYTES // numbers // 8

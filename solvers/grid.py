@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -93,6 +94,10 @@ class Trajectory:
         out[0::2] = self.edges
         out[1::2] = self(self.grid.nodes[1::2])
         return out
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Trajectory:
+        """Apply a linear function of values (..., B, N, d) to values and slopes."""
+        return Trajectory(self.grid, function(self.edges), function(self.slopes))
 
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.edges).all() and torch.isfinite(self.slopes).all())

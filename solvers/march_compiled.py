@@ -11,6 +11,7 @@ from ipslimit.cpu import fused
 from ipslimit.cpu.branches import Sizes, branch_field, branch_vjp, families_of, norm_of, sums_of
 from ipslimit.cpu.kernel import combine, part
 from ipslimit.model.rules import input_means
+from ipslimit.model.sight import Sight
 
 from .scheme import System, UnitSums
 from .tableau import RK4
@@ -60,7 +61,7 @@ class CompiledMarch:
         numbers = 0 if found is None else sums_of(families)
         sums = edges.new_empty(len(edges), numbers)
         arrays = (t.numpy() for t in (states, edges, slopes, sums))
-        arguments = (families, norm, system.causal, scheme)
+        arguments = (families, norm, Sight.of(system.sight).causal, scheme)
         outputs = (path, *arrays, found is not None)
         last = (1, 0.0, edges.dtype, self.sizes.scratch, len(families))
         fused.run_tasks(march, arguments, outputs, *last)

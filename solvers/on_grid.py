@@ -10,7 +10,9 @@ from collections.abc import Callable
 import torch
 
 from ipslimit import Rule, Units
+from ipslimit.model.batch import Batch
 from ipslimit.model.callbacks import asks_to_stop
+from ipslimit.model.sight import Sight
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
@@ -86,16 +88,16 @@ def train_on_grid(
     for step in range(steps + 1):
         keep, last = step in record, step == steps
         chosen = problem.chosen(step)
-        inputs, targets = problem.data(chosen, device)
+        batch = problem.data(chosen, device)
         if problem.batch is not None:
             solution.batches[step] = chosen
             x = p = None  # those of other contexts are no guess
         at_nodes = branch
         if problem.tied:
             at_nodes = branch.map(lambda t: t.expand(nodes, *t.shape[1:]).contiguous())
-        system = System(grid, at_nodes, problem.causal, cost, rule.uses_means)
-        x = scheme.forward(system, ends.enter(inputs), x)
-        read = ends.read(x.edges[-1], targets)
+        system = System(grid, at_nodes, batch.sight, cost, rule.uses_means)
+        x = scheme.forward(system, ends.enter(batch.inputs), x)
+        read = ends.read(x.edges[-1], batch)
         loss[step] = read.loss
         if branch.norm is not None:
             solution.least_size = min(solution.least_size, branch.norm.least_size(x.edges))
@@ -104,19 +106,21 @@ def train_on_grid(
         if not last or keep:
             p, found = scheme.backward(system, x, read.costate, not last, p)
         if keep:
-            solution.x[step], solution.p[step] = x, p
+            solution.x[step], solution.p[step] = _recorded(system, batch, x, p)
             solution.units[step] = at_nodes.families
             solution.ends |= {step: ends.tables()} if ends.families else {}
             if problem.probe_count:
-                probes, probe_targets = problem.probe_data(device)
-                probe_x = scheme.forward(system, ends.enter(probes), probe_x)
-                end = ends.read(probe_x.edges[-1], probe_targets)
+                probes = problem.probe_data(device)
+                seen = dataclasses.replace(system, sight=probes.sight)
+                probe_x = scheme.forward(seen, ends.enter(probes.inputs), probe_x)
+                end = ends.read(probe_x.edges[-1], probes)
                 solution.probe_loss[step] = end.loss
-                probe_p, _ = scheme.backward(system, probe_x, end.costate, False, probe_p)
-                solution.probe_x[step], solution.probe_p[step] = probe_x, probe_p
+                probe_p, _ = scheme.backward(seen, probe_x, end.costate, False, probe_p)
+                recorded = _recorded(seen, probes, probe_x, probe_p)
+                solution.probe_x[step], solution.probe_p[step] = recorded
         elif step in evaluate:
             end_of = functools.partial(_end, scheme, system)
-            probes = *problem.probe_data(device), problem.B
+            probes = problem.probe_data(device), problem.B
             solution.probe_loss[step] = ends.mean_loss(*probes, end_of)
         if last or not (x.is_finite() and p.is_finite()):
             break
@@ -125,16 +129,27 @@ def train_on_grid(
         tokens = problem.B * problem.N
         gradients = {name: sums / tokens for name, sums in found.sums.items()}
         branch, states = branch.updated(rule, states, gradients, step + 1, found.means, depths)
-        pulled = ends.pull(inputs, p.edges[0])
+        pulled = ends.pull(batch.inputs, p.edges[0])
         end_states = ends.update(rule, end_states, read, pulled, step + 1)
     solution.notes = branch.notes(rule, states, solution.least_size)
     solution.warning = branch.norm and branch.norm.warning(solution.least_size)
     return solution
 
 
-def _end(scheme: Scheme, system: System, x0: torch.Tensor) -> torch.Tensor:
+def _end(scheme: Scheme, system: System, x0: torch.Tensor, sight: Sight) -> torch.Tensor:
     """X(1) of X(0)."""
-    return scheme.forward(system, x0).edges[-1]
+    return scheme.forward(dataclasses.replace(system, sight=sight), x0).edges[-1]
+
+
+def _recorded(
+    system: System, batch: Batch, x: Trajectory, pi: Trajectory
+) -> tuple[Trajectory, Trajectory]:
+    """X and P of tokens as the user gave them."""
+    weights = batch.sight.weights
+    if weights is None and batch.order is None:
+        return x, pi
+    p = pi if weights is None else pi.map(lambda t: t / weights[..., None])
+    return x.map(batch.restored), p.map(batch.restored)
 
 
 def _over_depth(

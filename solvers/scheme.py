@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ipslimit.model.branch import Branch
+from ipslimit.model.sight import Sight
 
 from .grid import DepthGrid, Trajectory
 
@@ -36,19 +37,19 @@ class System:
 
     grid: DepthGrid
     branch: Branch  # leading dimension: nodes
-    causal: bool
+    sight: bool | Sight
     cost: dict[str, int]
     with_means: bool = False
 
     def field(self, x: torch.Tensor, nodes) -> torch.Tensor:
         """Gamma at a node (index) or at several (slice) with x of matching leading shape."""
         self.cost["field"] += self._count(nodes)
-        return self.branch[nodes].field(x, self.causal)
+        return self.branch[nodes].field(x, self.sight)
 
     def pull(self, x: torch.Tensor, p: torch.Tensor, nodes, with_units: bool = False):
         """(dGamma/dx)^T p and, if asked, the `UnitSums`."""
         self.cost["vjp"] += self._count(nodes)
-        asked = self.causal, with_units, with_units and self.with_means
+        asked = self.sight, with_units, with_units and self.with_means
         dx, sums, means = self.branch[nodes].vjp(x, p, *asked)
         return dx, UnitSums(sums, means) if with_units else None
 

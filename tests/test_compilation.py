@@ -15,11 +15,12 @@ import torch
 from ipslimit import Heads, attention_field
 from ipslimit.cpu import fused
 from ipslimit.model import eager
+from ipslimit.model.sight import Sight
 dtype = getattr(torch, sys.argv[1])
 torch.manual_seed(0)
 heads = Heads(*(torch.randn(2, 5, *s, dtype=dtype) for s in ((2, 3), (2, 3), (2, 3), (3, 2))))
 x = torch.randn(2, 3, 4, 3, dtype=dtype)
-arguments = (x, heads.packed, heads.weights, heads.layout, False)
+arguments = (x, heads.packed, heads.weights, heads.layout, Sight())
 gap = (fused.field(*arguments) - eager.field(*arguments)).abs().max()
 assert gap < 100 * torch.finfo(dtype).eps, gap
 print("right")
@@ -79,6 +80,7 @@ import torch
 from ipslimit import AdamW, attention_field, attention_vjp
 from ipslimit.model import eager
 from ipslimit.model.branch import Branch
+from ipslimit.model.sight import Sight
 from builders import random_heads, normal, small_problem
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March, _compiled
@@ -87,9 +89,9 @@ from ipslimit.solvers.scheme import System
 def kernel():
     heads, x = random_heads((2,), H=5), normal(2, 3, 4, 3)
     arguments = (heads.packed, heads.weights)
-    right = eager.vjp(x, *arguments, x, heads.layout, False, True)[1]
+    right = eager.vjp(x, *arguments, x, heads.layout, Sight(), True)[1]
     assert (attention_vjp(x, heads, x)[1].packed - right).abs().max() < 1e-11
-    right = eager.field(x, *arguments, heads.layout, False)
+    right = eager.field(x, *arguments, heads.layout, Sight())
     assert (attention_field(x, heads) - right).abs().max() < 1e-11
 
 def march():
@@ -97,7 +99,7 @@ def march():
     system = System(DepthGrid.uniform(2), Branch.alone(heads), False, {"field": 0, "vjp": 0})
     assert _compiled(system, x)
     slopes = March().forward(system, x).slopes
-    right = eager.field(x[None], heads.packed[:1], heads.weights[:1], heads.layout, False)
+    right = eager.field(x[None], heads.packed[:1], heads.weights[:1], heads.layout, Sight())
     assert (slopes[0] - right[0]).abs().max() < 1e-11
 
 for name in sys.argv[1:]:

@@ -23,6 +23,7 @@ from ipslimit.cpu.powers import exp2
 from ipslimit.cpu.scratch import lay_out
 from ipslimit.model import eager
 from ipslimit.model.heads import BIASES, MATRICES
+from ipslimit.model.sight import Sight
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 NAMES = ("field", "dx", "dpacked", "dweights")
@@ -46,9 +47,9 @@ def make(R, B, H, N, d, m, biases=(), dtype=torch.float64, seed=0, size=1.0):
 
 def call(path, case, causal=False, with_heads=True):
     """(field, dx, dpacked, dweights) of one path."""
-    field = path.field(case.x, case.packed, case.weights, case.layout, causal)
+    field = path.field(case.x, case.packed, case.weights, case.layout, Sight(causal))
     arguments = (case.x, case.packed, case.weights, case.cotangent, case.layout)
-    return (field, *path.vjp(*arguments, causal, with_heads))
+    return (field, *path.vjp(*arguments, Sight(causal), with_heads))
 
 
 def naive(case, causal):
@@ -262,9 +263,11 @@ def test_underflow_gives_exactly_one_token(dtype):
     packed = layout.pack({k: torch.tensor([v], dtype=dtype) for k, v in heads.items()})[None]
     x = torch.tensor([[5000.0, 1.0], [0.75, 1.0], [-3000.0, 1.0]], dtype=dtype)[None, None]
     weights = torch.ones(1, 1, dtype=dtype)
-    field = fused.field(x, packed, weights, layout, False)
+    field = fused.field(x, packed, weights, layout, Sight())
     assert field[0, 0, :, 0].tolist() == [5000.0] * 3
-    causal = fused.field(x, -packed, weights, layout, True)  # v, o: signs cancel; q, k: too
+    causal = fused.field(
+        x, -packed, weights, layout, Sight(causal=True)
+    )  # v, o: signs cancel; q, k: too
     assert causal[0, 0, 0].tolist() == [5000.0, 0.0]
 
 

@@ -25,6 +25,7 @@ from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers, Training
 from ipslimit.model.norm import Norm
 from ipslimit.model.particles import make_layers
+from ipslimit.model.sight import Sight
 from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
 from ipslimit.solvers.scheme import System
 
@@ -77,12 +78,12 @@ def pair(dtype=torch.float64, seeds=3, depth=4, H=5, families="a", norm=None, se
 def swept(kind, branch, problem, rule, keep):
     branch = branch.map(torch.clone)
     depth, seeds = branch.lead
-    layers = kind(branch, problem.causal, 1 / depth, {"field": 0, "vjp": 0})
+    layers = kind(branch, 1 / depth, {"field": 0, "vjp": 0})
     states = branch.init(rule)
     training = Training(rule, states, 1, 1 / 12, torch.ones(seeds, dtype=torch.bool))
-    x = layers.forward(problem.contexts)
+    x = layers.forward(problem.contexts, Sight(problem.causal))
     p_end = problem.loss_and_costate(x[-1], problem.targets)[1]
-    p = layers.backward(x, p_end, keep, training)
+    p = layers.backward(x, p_end, keep, Sight(problem.causal), training)
     units = [units.packed for units in branch.families.values()]
     return x, p, *units, *(t for state in states.values() for t in state.values())
 
@@ -188,7 +189,7 @@ def test_the_sweep_is_chosen_by_sizes_and_rule():
         def update(self, heads, state, gradient, step):
             return heads, state
 
-    choose = lambda rule: type(make_layers(branch, False, 0.25, {}, rule, 3, 4))  # noqa: E731
+    choose = lambda rule: type(make_layers(branch, 0.25, {}, rule, 3, 4))  # noqa: E731
     assert choose(RULES[0]) is CompiledLayers
     assert choose(Own()) is Layers
 

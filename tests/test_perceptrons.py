@@ -25,6 +25,7 @@ from ipslimit import AdamW, Heads, Perceptrons, Rebalance, SBOAdamW
 from ipslimit.model import by_autograd, perceptrons_eager
 from ipslimit.model.activations import ACTIVATIONS
 from ipslimit.model.rules import input_means
+from ipslimit.model.sight import Sight
 from ipslimit.model.symmetry import rescale_pairs
 
 EVERY = pytest.mark.parametrize("activation", NAIVE)
@@ -60,7 +61,7 @@ def test_field_and_transpose_are_those_of_the_definition(eager, activation, name
 @EVERY
 def test_the_definition_of_one_unit_gives_the_same_by_autograd(activation):
     units, (x, c) = random_perceptrons((1,), activation), tokens(1)
-    arguments = x, units.packed, units.weights, c, units.layout, False, True, True
+    arguments = x, units.packed, units.weights, c, units.layout, Sight(), True, True
     for ours, theirs in zip(
         perceptrons_eager.vjp(*arguments), by_autograd.vjp(*arguments), strict=True
     ):

@@ -61,7 +61,7 @@ class Double:
 
 def chosen(rule, biases=("bq", "bk", "bv", "bo")):
     heads = random_heads((4, 2), H=5, biases=biases)
-    return type(make_layers(Branch.alone(heads), False, 0.25, {}, rule, 3, 4))
+    return type(make_layers(Branch.alone(heads), 0.25, {}, rule, 3, 4))
 
 
 KEPT = [

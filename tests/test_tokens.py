@@ -41,19 +41,19 @@ def tokens(V=7, N=5, n=9, d=4, seed=0, norm_eps=0.1, biases=False, atoms=4, **op
 @pytest.mark.parametrize("tied_ends", [False, True])
 def test_the_ends_gradients_are_those_of_autograd_and_of_taylor(tied_ends):
     problem = tokens(tied_ends=tied_ends)
-    inputs, targets = problem.data(problem.chosen(0), "cpu")
+    batch = problem.data(problem.chosen(0), "cpu")
     gen = torch.Generator().manual_seed(1)
 
     def J(tables):
         # a model without layers: what the layers do to p is tested elsewhere
         ends = TokenEnds(tables, problem.block.norm)
-        return ends.losses(ends.enter(inputs), targets).mean()
+        return ends.losses(ends.enter(batch.inputs), batch).mean()
 
     tables = {name: t.clone().requires_grad_() for name, t in problem.ends.items()}
     expected = dict(zip(tables, torch.autograd.grad(J(tables), tables.values()), strict=True))
     ends = problem.make_ends((), "cpu")
-    read = ends.read(ends.enter(inputs), targets)
-    pulled = ends.pull(inputs, read.costate)
+    read = ends.read(ends.enter(batch.inputs), batch)
+    pulled = ends.pull(batch.inputs, read.costate)
     for name, table in problem.ends.items():
         g = (read.gradients.get(name, 0.0) + pulled.get(name, 0.0)).mT / len(table)
         torch.testing.assert_close(g, expected[name], rtol=1e-12, atol=1e-14)

@@ -20,6 +20,7 @@ import torch
 
 from ..compilation import announced
 from ..model.layout import Layout
+from ..model.sight import Sight
 from . import kernel as loops
 from .kernels import Kernel, kernel_for
 
@@ -36,8 +37,10 @@ _pool: ThreadPoolExecutor | None = None
 _compiled = set()
 
 
-def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
+def field(x, packed, weights, layout: Layout, sight: Sight) -> torch.Tensor:
     """Gamma(x) of shape (R, B, N, d); see `eager.field`."""
+    if not sight.plain:
+        return _eager(layout).field(x, packed, weights, layout, sight)
     rows, contexts, tokens, d = x.shape
     count = packed.shape[-1]
     kernel = kernel_for(layout, x.dtype, contexts, tokens, count)
@@ -48,7 +51,7 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     if groups > 1:
         partial = np.empty((rows, groups, contexts, tokens, d), total.dtype)
     called = (kernel.field, kernel.place)
-    arguments = (called, _array(x), _array(packed), _array(weights), causal)
+    arguments = (called, _array(x), _array(packed), _array(weights), sight.causal)
     outputs = (partial, context_groups)
     size = kernel.scratch_size(contexts, tokens, count)
     tasks = rows * groups * context_groups
@@ -58,8 +61,11 @@ def field(x, packed, weights, layout: Layout, causal: bool) -> torch.Tensor:
     return out
 
 
-def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_outputs=False):
+def vjp(x, packed, weights, cotangent, layout: Layout, sight, with_units, with_outputs=False):
     """(dx, dpacked, dweights) of sum(cotangent * field); see `eager.vjp`."""
+    if not sight.plain:
+        given = x, packed, weights, cotangent, layout, sight, with_units, with_outputs
+        return _eager(layout).vjp(*given)
     rows, contexts, tokens, d = x.shape
     count = packed.shape[-1]
     kernel = kernel_for(layout, x.dtype, contexts, tokens, count)
@@ -78,7 +84,7 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_
             parts[i] = np.empty((rows, context_groups, *totals[i].shape[1:]), totals[i].dtype)
     called = (kernel.vjp, kernel.place)
     tensors = (x, packed, weights, cotangent)
-    arguments = (called, *map(_array, tensors), causal, with_units)
+    arguments = (called, *map(_array, tensors), sight.causal, with_units)
     outputs = (*parts, context_groups)
     size = kernel.scratch_size(contexts, tokens, count)
     tasks = rows * groups * context_groups
@@ -87,6 +93,12 @@ def vjp(x, packed, weights, cotangent, layout: Layout, causal, with_units, with_
         if part.shape[1] > 1:
             loops.add_groups(part.reshape(*part.shape[:2], -1), total.reshape(rows, -1))
     return (dx, dpacked, dweights) if with_units else (dx, None, None)
+
+
+def _eager(layout):
+    from ..model import eager, perceptrons_eager
+
+    return eager if "q" in layout.slices else perceptrons_eager
 
 
 def split(kernel: Kernel, contexts: int, tokens: int, count: int) -> tuple[int, int, float]:

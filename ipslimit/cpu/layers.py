@@ -7,6 +7,7 @@ import torch
 
 from ..model.branch import Branch
 from ..model.layers import Layers, Training
+from ..model.sight import Sight
 from . import fused
 from . import sweeps as loops
 from .branches import CompiledNorm, Sizes, families_of, norm_of, sums_of
@@ -34,31 +35,38 @@ class CompiledLayers(Layers):
             branch = Branch(branch.families, norm, branch.sequential)
         super().__init__(branch, *arguments)
 
-    def _forward(self, x: torch.Tensor) -> None:
+    def _forward(self, x: torch.Tensor, sight: Sight) -> None:
+        if not sight.plain:
+            return super()._forward(x, sight)
         sizes = self._sizes(x)
         parts = self._parts(sizes, x)
         if parts > 1:
-            return self._run(loops.forward_parts, "field", sizes, x, (parts,), parts=parts)
+            return self._run(loops.forward_parts, "field", sizes, x, sight, (parts,), parts=parts)
         if self._goes_by_layer(sizes):
-            return super()._forward(x)
-        self._run(loops.forward_rows, "field", sizes, x, ())
+            return super()._forward(x, sight)
+        self._run(loops.forward_rows, "field", sizes, x, sight, ())
 
-    def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
+    def _backward(
+        self, x: torch.Tensor, p: torch.Tensor, sight: Sight, training: Training | None
+    ) -> None:
+        if not sight.plain:
+            return super()._backward(x, p, sight, training)
         sizes = self._sizes(x)
         parts = self._parts(sizes, x)
         if parts == 1 and self._goes_by_layer(sizes):
-            return super()._backward(x, p, training)
+            return super()._backward(x, p, sight, training)
         alive = np.ones(self.seeds, bool) if training is None else training.alive.numpy()
         depths = [r / self.depth for r in range(self.depth)]
         trained = tuple(self._trained(name, training, depths) for name in self.branch.families)
         with_inner = training is not None and training.rule.uses_means
         if parts > 1:
-            return self._pull_parts(parts, sizes, x, p, training, trained, alive, with_inner)
+            given = parts, sizes, x, p, sight
+            return self._pull_parts(*given, training, trained, alive, with_inner)
         outputs = (training is not None, trained, alive, p.numpy())
-        self._run(loops.backward_rows, "vjp", sizes, x, outputs, 3.0, with_inner)
+        self._run(loops.backward_rows, "vjp", sizes, x, sight, outputs, 3.0, with_inner)
 
     def _pull_parts(
-        self, parts: int, sizes: Sizes, x, p, training, trained, alive: np.ndarray, with_inner
+        self, parts: int, sizes: Sizes, x, p, sight, training, trained, alive, with_inner
     ) -> None:
         """The way back in parts of the contexts, and after it all updates."""
         families = families_of(self.branch, sizes, "vjp", with_inner)
@@ -66,7 +74,7 @@ class CompiledLayers(Layers):
         finite = np.empty(lead, bool)
         found = np.empty((*lead, sums_of(families) if training is not None else 0), p.numpy().dtype)
         outputs = (training is not None, finite, found, p.numpy())
-        self._run(loops.backward_parts, "vjp", sizes, x, outputs, 3.0, with_inner, parts)
+        self._run(loops.backward_parts, "vjp", sizes, x, sight, outputs, 3.0, with_inner, parts)
         if training is None:
             return
         # a layer is updated if the costates of all layers behind it, and its own, are finite
@@ -89,9 +97,9 @@ class CompiledLayers(Layers):
         scale = base.numpy().dtype.type(self.scale)
         loops.residual_rows(base.numpy(), branch.numpy(), scale, out.numpy())
 
-    def _pull(self, stage: Branch, x, cotangent, with_units: bool, with_means: bool) -> tuple:
+    def _pull(self, stage: Branch, x, cotangent, sight, with_units, with_means) -> tuple:
         """As in the sweeps, means are left to `update_rows`: they are (y, outputs) here."""
-        return stage.pull(x, cotangent, self.causal, with_units, with_means)
+        return stage.pull(x, cotangent, sight, with_units, with_means)
 
     def _update(self, r, training: Training, sums, means) -> None:
         for name, units in self.branch.families.items():
@@ -148,14 +156,14 @@ class CompiledLayers(Layers):
         return Trained(step, tuple(states))
 
     def _run(
-        self, function, kind: str, sizes: Sizes, x, outputs, work=1.0, with_inner=False, parts=1
+        self, function, kind, sizes: Sizes, x, sight, outputs, work=1.0, with_inner=False, parts=1
     ) -> None:
         families = families_of(self.branch, sizes, kind, with_inner)
         if parts > 1:
             families = tuple(f._replace(groups=(f.groups[0], 1)) for f in families)
         scale = x.numpy().dtype.type(self.scale)
         norm = norm_of(self.branch.norm, x.dtype)
-        arguments = (families, norm, self.causal, scale, self.stages, x.numpy())
+        arguments = (families, norm, sight.causal, scale, self.stages, x.numpy())
         operations = work * self.seeds * self.depth * sizes.operations
         last = (self.seeds * parts, operations, x.dtype, sizes.scratch, len(families))
         fused.run_tasks(function, arguments, outputs, *last)

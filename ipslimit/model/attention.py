@@ -12,13 +12,22 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_bool
+from ..checks import require_bool, require_tensor
+from .batch import Batch
 from .heads import Heads
+from .sight import sight_of
 
 __all__ = ["attention_field", "attention_vjp"]
 
 
-def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torch.Tensor:
+def attention_field(
+    x: torch.Tensor,
+    heads: Heads,
+    causal: bool = False,
+    *,
+    token_weights: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The attention field Gamma(x; nu), differentiable (once) in x and in the heads.
 
     Parameters
@@ -30,6 +39,11 @@ def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torc
         With weights; a head of weight 0 costs as much as any other.
     causal : bool
         Token i attends to tokens j <= i only.
+    token_weights : tensor, shape (B, N) or (N,), optional
+        omega, of sum 1 in every context: a_ij = omega_j exp(s_ij) / sum_j' omega_j' exp(s_ij'). A
+        token of weight 0, a tracer, is moved and moves nobody. 1/N by default.
+    positions : integers, shape (B, N) or (N,), optional
+        With a mask, token i attends to tokens of positions up to its own; 0..N-1 by default.
 
     Returns
     -------
@@ -50,7 +64,11 @@ def attention_field(x: torch.Tensor, heads: Heads, causal: bool = False) -> torc
     recorded, the eager path keeps queries, keys, values and outputs (4m numbers a token and head).
     Source: Gibson & Reisinger, arXiv:2605.11059 (the weights and biases are our reading).
     """
-    return _require_heads(heads).field(x, causal)
+    _require_heads(heads)
+    if token_weights is None and positions is None:
+        return heads.field(x, causal)
+    batch = _ordered(x, causal, token_weights, positions)
+    return batch.restored(heads.field(batch.ordered(x), batch.sight))
 
 
 def attention_vjp(
@@ -61,12 +79,14 @@ def attention_vjp(
     *,
     with_heads: bool = True,
     with_outputs: bool = False,
+    token_weights: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
 ) -> tuple:
     """Transpose of the field's derivative, written by hand: no autograd graph is built.
 
     Parameters
     ----------
-    x, heads, causal
+    x, heads, causal, token_weights, positions
         As in `attention_field`.
     cotangent : tensor, shape (..., B, N, d)
         Broadcasts to the shape of the field.
@@ -79,6 +99,9 @@ def attention_vjp(
     -------
     dx : tensor, shape of x
         Derivative of sum(cotangent * field) in x, summed over dimensions x was broadcast along.
+        With weights of tokens, the derivative of sum_i N omega_i <cotangent_i, field_i> in x_i,
+        divided by N omega_i, and of a tracer the same in the limit of small weights: that in the
+        direction of x_i of the flat derivative in the measure.
     dheads : Heads
         Its parameters are the derivative PER UNIT WEIGHT, that of sum(cotangent * f(.; theta_h)),
         so a head of weight 0 has one too; times the weight it is the plain derivative. Its
@@ -87,6 +110,7 @@ def attention_vjp(
         it, and Adam would amplify its rounding.
     outputs : tensor, shape (..., H, m), only with `with_outputs`
         sum_j a_ij (V x_j + bV) of every head, summed over tokens i and as `dheads`.
+        With weights of tokens both are sums over i of N omega_i times a token's part.
 
     Raises
     ------
@@ -95,7 +119,27 @@ def attention_vjp(
     """
     _require_heads(heads)
     require_bool("with_heads", with_heads)
-    return heads.vjp(x, cotangent, causal, with_units=with_heads, with_outputs=with_outputs)
+    options = {"with_units": with_heads, "with_outputs": with_outputs}
+    if token_weights is None and positions is None:
+        return heads.vjp(x, cotangent, causal, **options)
+    batch = _ordered(x, causal, token_weights, positions)
+    sight = batch.sight
+    x, cotangent = batch.ordered(x), batch.ordered(cotangent.expand(x.shape))
+    dx, *found = heads.vjp(x, sight.weighted(cotangent), sight, **options)
+    if sight.weights is not None:
+        dx = dx / sight.weights[..., None]
+    return batch.restored(dx), *found
+
+
+def _ordered(x: torch.Tensor, causal: bool, token_weights, positions) -> Batch:
+    """The tokens with what they see; they are inputs and targets of nothing."""
+    require_bool("causal", causal)
+    x = require_tensor("x", x)
+    if x.ndim < 3:
+        raise ValueError(
+            f"x must have shape (..., B, N, d); got {tuple(x.shape)}. One context is x[None]."
+        )
+    return Batch(x, x, *sight_of(causal, token_weights, positions, x))
 
 
 def _require_heads(heads: object) -> Heads:

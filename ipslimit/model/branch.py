@@ -15,6 +15,7 @@ import torch
 from .heads import Heads
 from .norm import Norm
 from .rules.base import Rule, State, input_means
+from .sight import Sight
 from .units import Units
 
 States = dict[str, State]
@@ -79,10 +80,10 @@ class Branch:
 
     # ------------------------------------------------------------------ the field, its transpose
 
-    def field(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    def field(self, x: torch.Tensor, sight: bool | Sight = False) -> torch.Tensor:
         """Gamma(x; nu) (..., B, N, d) of x (..., B, N, d)."""
         y = self._normed(x)
-        total, *others = (units.field(y, causal) for units in self.families.values())
+        total, *others = (units.field(y, sight) for units in self.families.values())
         for other in others:
             total = total + other
         return total
@@ -91,7 +92,7 @@ class Branch:
         self,
         x: torch.Tensor,
         p: torch.Tensor,
-        causal: bool = False,
+        sight: bool | Sight = False,
         with_units: bool = True,
         with_means: bool = False,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None, dict[str, torch.Tensor] | None]:
@@ -105,26 +106,31 @@ class Branch:
         means : dict of family to tensor (..., d + inner, H), or None
             The mean inputs of the units' affine maps, see `rules.input_means`.
         """
-        dx, sums, inputs = self.pull(x, p, causal, with_units, with_means)
+        dx, sums, inputs = self.pull(x, p, sight, with_units, with_means)
         if inputs is None:
             return dx, sums, None
         per_token = 1.0 / (x.shape[-3] * x.shape[-2])
         return dx, sums, {name: input_means(*each, per_token) for name, each in inputs.items()}
 
     def pull(
-        self, x: torch.Tensor, p: torch.Tensor, causal: bool, with_units: bool, with_inputs: bool
+        self,
+        x: torch.Tensor,
+        p: torch.Tensor,
+        sight: bool | Sight,
+        with_units: bool,
+        with_inputs: bool,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None, dict[str, tuple] | None]:
-        """`vjp`, with what the means are made of: by family the normed tokens and the outputs."""
+        """`vjp`, with what the means are made of: the normed, weighted tokens and the outputs."""
         y = self._normed(x)
         options = {"with_units": with_units, "with_outputs": with_inputs}
         dy, sums, inputs = None, {}, {}
         for name, units in self.families.items():
-            dx, dunits, *outputs = units.vjp(y, p, causal, **options)
+            dx, dunits, *outputs = units.vjp(y, p, sight, **options)
             dy = dx if dy is None else dy + dx
             if with_units:
                 sums[name] = dunits.packed
             if with_inputs:
-                inputs[name] = (y, *outputs)
+                inputs[name] = (Sight.of(sight).weighted(y), *outputs)
         dx = dy if self.norm is None else self.norm.pull(x, dy)
         return dx, sums if with_units else None, inputs if with_inputs else None
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import torch
 from torch.func import vmap
 
+from .sight import Sight
 
-def field(x, packed, weights, layout, causal: bool) -> torch.Tensor:
+
+def field(x, packed, weights, layout, sight: Sight) -> torch.Tensor:
     """Gamma(x) of shape (R, B, N, d), for x (R, B, N, d), packed (R, P, H), weights (R, H)."""
     out = torch.empty_like(x)
     for row, w in enumerate(weights):
         tokens = x[row].expand(len(w), *x.shape[1:])
-        outputs, _ = _outputs(tokens, layout.parts(packed[row]), layout, causal)
+        outputs, _ = _outputs(tokens, layout.parts(packed[row]), layout, sight.causal)
         out[row] = torch.einsum("h,hbnd->bnd", w, outputs)
     return out
 
 
-def vjp(x, packed, weights, cotangent, layout, causal, with_units, with_outputs=False):
+def vjp(x, packed, weights, cotangent, layout, sight, with_units, with_outputs=False):
     """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
 
     With outputs, dpacked has `layout.inner` rows more: the inner inputs, summed over contexts and
@@ -32,7 +34,7 @@ def vjp(x, packed, weights, cotangent, layout, causal, with_units, with_outputs=
         tokens = x[row].expand(len(w), *x.shape[1:]).clone().requires_grad_()
         parts = {k: part.clone().requires_grad_() for k, part in layout.parts(packed[row]).items()}
         with torch.enable_grad():
-            outputs, inner = _outputs(tokens, parts, layout, causal)
+            outputs, inner = _outputs(tokens, parts, layout, sight.causal)
         wanted = [tokens, *parts.values()] if with_units else [tokens]
         if not outputs.requires_grad:
             raise ValueError(
@@ -46,7 +48,7 @@ def vjp(x, packed, weights, cotangent, layout, causal, with_units, with_outputs=
         if with_units:
             rows = [layout.pack(dict(zip(parts, dparts, strict=True)))]
             if with_outputs:
-                rows += [y.detach().sum(dim=(1, 2)).mT for y in inner]
+                rows += [sight.weighted(y.detach()).sum(dim=(1, 2)).mT for y in inner]
             found.append((torch.cat(rows), torch.einsum("bnd,hbnd->h", c, outputs.detach())))
     if not with_units:
         return dx, None, None
@@ -79,3 +81,18 @@ def _outputs(tokens, parts, layout, causal: bool) -> tuple[torch.Tensor, list[to
             f"{outputs.dtype}. It is f(x; theta) of one unit on one context, and its `inputs`."
         )
     return outputs, inner
+
+
+def mixes_tokens(layout) -> bool:
+    """Whether what a unit of a family does to one token depends on the others, as a trial tells.
+
+    Of units that do, nothing tells how much a token is to weigh among the others.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, layout.d, dtype=torch.float64, generator=generator)
+    packed = torch.randn(layout.size, 1, dtype=torch.float64, generator=generator)
+    other = x.clone()
+    other[0] += 1.0
+    both = torch.stack([x, other])[None]
+    found, _ = _outputs(both, layout.parts(packed), layout, causal=False)
+    return not torch.allclose(found[0, 0, 1:], found[0, 1, 1:], rtol=1e-9, atol=1e-12)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from .layout import Layout
+from .sight import Sight
 
 # Work is cut into blocks of leading indices, contexts and heads so that no temporary over tokens or
 # parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a block into
@@ -50,7 +51,7 @@ def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slic
     return itertools.product(*blocks(rows, contexts, weights.shape[-1], tokens, d, layout.m))
 
 
-def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = None):
+def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d).
 
     A list `keep` is filled with what `vjp` would otherwise compute again, 4m numbers a token and
@@ -59,7 +60,7 @@ def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = 
     """
     out = torch.zeros_like(x)
     for row, context, head in _each_block(x, weights, layout):
-        block = _Block(x[row, context], packed[row, :, head], layout, causal)
+        block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
         block.attend()
         out[row, context] += block.outputs(weights[row, head])
         if keep is not None:
@@ -73,7 +74,7 @@ def vjp(
     weights,
     cotangent,
     layout: Layout,
-    causal,
+    sight: Sight,
     with_heads,
     with_outputs=False,
     kept: list | None = None,
@@ -89,7 +90,9 @@ def vjp(
         dpacked = packed.new_zeros(packed.shape[0], size, packed.shape[2])
     dweights = torch.zeros_like(weights) if with_heads else None
     for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
-        block = kept[i] if kept else _Block(x[row, context], packed[row, :, head], layout, causal)
+        block = kept[i] if kept else None
+        if block is None:
+            block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
         c = cotangent[row, context]
         dqkv = block.pull_back(c)
         dx[row, context] += block.to_tokens(dqkv, weights[row, head])
@@ -109,10 +112,10 @@ class _Block:
     context's tokens in a row, (r h b, N, 3m), which is what the products over pairs want.
     """
 
-    def __init__(self, x: torch.Tensor, packed: torch.Tensor, layout: Layout, causal: bool):
+    def __init__(self, x: torch.Tensor, packed: torch.Tensor, layout: Layout, sight: Sight):
         r, b, n, d = x.shape
         h, m = packed.shape[-1], layout.m
-        self.sizes, self.layout, self.causal = (r, b, h, n), layout, causal
+        self.sizes, self.layout, self.sight = (r, b, h, n), layout, sight
         matrices = packed[:, : 4 * d * m].view(r, 4, d, m, h)
         self.w = packed.new_empty(r * h, d, 3 * m)  # never a view: it is scaled
         self.w.view(r, h, d, 3, m).copy_(matrices[:, :3].permute(0, 4, 2, 1, 3))
@@ -160,18 +163,23 @@ class _Block:
         total, n = len(self.q), self.sizes[-1]
         step = max(1, min(total, PAIR_BUDGET // (n**2 * self.q.element_size())))
         logits, attention = (self.q.new_empty(step, n, n) for _ in range(2))
-        future = None
-        if self.causal:
-            future = torch.ones(n, n, dtype=torch.bool, device=self.q.device).triu(1)
+        hidden, shifts = self.sight.hidden(n, self.q.device), self.sight.shifts
         for start in range(0, total, step):
             group = slice(start, min(start + step, total))
             size = group.stop - start
             torch.bmm(self.q[group], self.k[group].mT, out=logits[:size])
-            if future is not None:
-                logits[:size].masked_fill_(future, -math.inf)
-            # torch's softmax subtracts the row's maximum, and a row always sees its own token
+            if shifts is not None:
+                logits[:size] += shifts[self._contexts(group)].unsqueeze(1)
+            if hidden is not None:
+                one = hidden if len(hidden) == 1 else hidden[self._contexts(group)]
+                logits[:size].masked_fill_(one, -math.inf)
+            # torch's softmax subtracts the row's maximum, and a row always sees some token
             torch.softmax(logits[:size], dim=-1, out=attention[:size])
             yield group, logits[:size], attention[:size]
+
+    def _contexts(self, group: slice) -> torch.Tensor:
+        """Of which contexts the matrices of a group are."""
+        return torch.arange(group.start, group.stop, device=self.q.device) % self.sizes[1]
 
     def attend(self) -> None:
         """Compute the heads' attention outputs z (r h b, N, m)."""
@@ -180,9 +188,10 @@ class _Block:
             _bmm(attention, self.v[group], out=self.z[group])
 
     def summed_outputs(self) -> torch.Tensor:
-        """z summed over contexts and tokens, (r, m, h)."""
+        """z summed over contexts and tokens by their weights, (r, m, h)."""
         r, b, h, n = self.sizes
-        return self.z.view(r, h, b * n, -1).sum(dim=2).mT
+        z = self.sight.weighted(self.z.view(r, h, b, n, -1))
+        return z.view(r, h, b * n, -1).sum(dim=2).mT
 
     def outputs(self, weights: torch.Tensor) -> torch.Tensor:
         """sum_h w_h (O_h z_h + bO_h), (r, b, N, d)."""

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from .batch import Batch
 from .branch import begun, moved
 from .rules.base import Rule, State
+from .sight import Sight
 from .units import Units
 
 EndStates = dict[str, State]
@@ -24,7 +26,7 @@ class Read(NamedTuple):
     loss : tensor (...,)
         J.
     costate : tensor (..., B, N, d)
-        p(1) = N dl_b/dx.
+        pi(1) = N dl_b/dx, which is p(1) where tokens have equal weights (see `sight`).
     gradients : dict of name to tensor
         g of the ends that read, packed as these are.
     """
@@ -53,23 +55,21 @@ class Ends(abc.ABC):
         """X(0), (B, N, d), or with the leading dimensions in front."""
 
     @abc.abstractmethod
-    def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """l(X_b(1), y_b) of every context, (..., B) of x (..., B, N, d)."""
 
     def mean_loss(
-        self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        together: int,
-        end_of: Callable[[torch.Tensor], torch.Tensor],
+        self, batch: Batch, together: int, end_of: Callable[[torch.Tensor, Sight], torch.Tensor]
     ) -> torch.Tensor:
         """J (...,) of many contexts, so many at a time; `end_of` makes X(1) of X(0)."""
-        pairs = zip(inputs.split(together), targets.split(together), strict=True)
-        found = [self.losses(end_of(self.enter(some)), y) for some, y in pairs]
+        found = [
+            self.losses(end_of(self.enter(some.inputs), some.sight), some)
+            for some in batch.split(together)
+        ]
         return torch.cat(found, -1).mean(-1)
 
     @abc.abstractmethod
-    def read(self, x: torch.Tensor, targets: torch.Tensor) -> Read:
+    def read(self, x: torch.Tensor, batch: Batch) -> Read:
         """The loss, and what goes back from it."""
 
     @abc.abstractmethod
@@ -123,11 +123,13 @@ class GivenTokens(Ends):
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs
 
-    def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.problem.losses(x, targets)
+    def losses(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return self.problem.losses(batch.restored(x), batch.targets, batch.token_weights)
 
-    def read(self, x: torch.Tensor, targets: torch.Tensor) -> Read:
-        return Read(*self.problem.loss_and_costate(x, targets), {})
+    def read(self, x: torch.Tensor, batch: Batch) -> Read:
+        given = batch.restored(x), batch.targets, batch.token_weights
+        loss, costate = self.problem.loss_and_costate(*given)
+        return Read(loss, batch.ordered(costate), {})
 
     def pull(self, inputs: torch.Tensor, p: torch.Tensor) -> Tables:
         return {}

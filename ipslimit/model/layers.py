@@ -16,6 +16,7 @@ import torch
 from .branch import Branch, States
 from .rules import Rule
 from .sharded import add_up
+from .sight import Sight
 
 
 @dataclasses.dataclass
@@ -49,7 +50,6 @@ class Layers:
     Parameters
     ----------
     branch : Branch with leading dimensions (L, seeds), updated in place; (1, seeds) where `tied`
-    causal : bool
     scale : float
         Of the residual branches, 1/L for the limit to exist.
     cost : dict
@@ -65,48 +65,54 @@ class Layers:
     def __init__(
         self,
         branch: Branch,
-        causal: bool,
         scale: float,
         cost: dict[str, int],
         group=None,
         tied: int | None = None,
     ):
-        self.branch, self.causal, self.scale, self.cost = branch, causal, scale, cost
+        self.branch, self.scale, self.cost = branch, scale, cost
         self.group, self.tied = group, tied is not None
         self.depth, self.seeds = branch.lead
         self.depth = tied or self.depth
         self.stages = len(branch.stages)
 
-    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
+    def forward(self, contexts: torch.Tensor, sight: Sight) -> torch.Tensor:
         """All hidden states, (L stages + 1, seeds, B, N, d), of contexts ([seeds,] B, N, d)."""
         shape = self.seeds, *contexts.shape[-3:]
         x = contexts.new_empty(self.depth * self.stages + 1, *shape)
         x[0] = contexts
-        self._forward(x)
+        self._forward(x, sight)
         self.cost["field"] += self.depth
         return x
 
     def backward(
-        self, x: torch.Tensor, p_end: torch.Tensor, keep: bool, training: Training | None = None
+        self,
+        x: torch.Tensor,
+        p_end: torch.Tensor,
+        keep: bool,
+        sight: Sight,
+        training: Training | None = None,
     ) -> torch.Tensor:
         """Costates, as many as hidden states; p_0 alone, (1, ...), if not `keep`."""
         slots = len(x) if keep else 2
         p = x.new_empty(slots, *x.shape[1:])
         p[(len(x) - 1) % slots] = p_end
-        self._backward(x, p, training)
+        self._backward(x, p, sight, training)
         self.cost["vjp"] += self.depth
         return p if keep else p[:1]
 
     def _layer(self, r: int) -> Branch:
         return self.branch[0 if self.tied else r]
 
-    def _forward(self, x: torch.Tensor) -> None:
+    def _forward(self, x: torch.Tensor, sight: Sight) -> None:
         """x_{r+1} = x_r + Gamma(x_r; nu_r) / L, from x_0 on."""
         for r in range(self.depth):
             for i, stage in enumerate(self._layer(r).stages, start=r * self.stages):
-                self._residual(x[i], self._add_up(stage.field(x[i], self.causal)), x[i + 1])
+                self._residual(x[i], self._add_up(stage.field(x[i], sight)), x[i + 1])
 
-    def _backward(self, x: torch.Tensor, p: torch.Tensor, training: Training | None) -> None:
+    def _backward(
+        self, x: torch.Tensor, p: torch.Tensor, sight: Sight, training: Training | None
+    ) -> None:
         """p_r = p_{r+1} + (dGamma/dx)^T p_{r+1} / L, and each layer's update on the way."""
         slots = len(p)  # all of them, or two in turn
         with_means = training is not None and training.rule.uses_means
@@ -117,7 +123,8 @@ class Layers:
             for j, stage in reversed(list(enumerate(self._layer(r).stages))):
                 i = r * self.stages + j
                 cotangent = p[(i + 1) % slots]
-                dx, *found = self._pull(stage, x[i], cotangent, training is not None, with_means)
+                asked = training is not None, with_means
+                dx, *found = self._pull(stage, x[i], cotangent, sight, *asked)
                 for into, part in zip((sums, means), found, strict=True):
                     into.update(part or {})
                 if training is not None:
@@ -133,9 +140,9 @@ class Layers:
             sums, means = totals
             self._update(0, training, sums, means if with_means else None)
 
-    def _pull(self, stage: Branch, x, cotangent, with_units: bool, with_means: bool) -> tuple:
+    def _pull(self, stage: Branch, x, cotangent, sight, with_units, with_means) -> tuple:
         """`Branch.vjp` of one stage."""
-        return stage.vjp(x, cotangent, self.causal, with_units, with_means)
+        return stage.vjp(x, cotangent, sight, with_units, with_means)
 
     def _add_up(self, part: torch.Tensor) -> torch.Tensor:
         return part if self.group is None else add_up(part, self.group)

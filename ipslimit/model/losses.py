@@ -1,8 +1,10 @@
 """Per-context losses l(X_b(1), y_b).
 
-A loss is any callable `loss(x, y) -> (..., B)` of torch operations, with x (..., B, N, d) the
-final hidden states and y the targets; it must treat contexts (and leading indices, the seeds)
-separately, since costates are taken per context.
+A loss is any callable `loss(x, y, weights) -> (..., B)` of torch operations, with x (..., B, N, d)
+the final hidden states, y the targets, and weights omega (B, N) of the tokens, of sum 1; or
+`loss(x, y)` where tokens weigh the same. It must treat contexts (and leading indices, the seeds)
+separately, since costates are taken per context. With weights, a loss is a function of the measure
+sum_i omega_i delta_{x_i}: a token of weight 0 must not change it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,18 @@ import torch.nn.functional as F
 from ..checks import require_tensor
 
 
-class MeanPooledSquaredError:
-    """l = |mean_i x_i(1) - y|^2, targets y (B, d). The default."""
+def mean_token(x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """sum_i omega_i x_i, (..., B, d) of x (..., B, N, d); the mean where weights are None."""
+    return x.mean(dim=-2) if weights is None else (weights.to(x)[..., None] * x).sum(dim=-2)
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x.mean(dim=-2) - y).square().sum(dim=-1)
+
+class MeanPooledSquaredError:
+    """l = |sum_i omega_i x_i(1) - y|^2, targets y (B, d). The default."""
+
+    def __call__(
+        self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return (mean_token(x, weights) - y).square().sum(dim=-1)
 
     def check_targets(self, contexts: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         y = require_tensor("targets", targets, finite=True)
@@ -55,8 +64,10 @@ class ReadoutCrossEntropy:
                 f"{tuple(self.readout.shape)}. Transpose it, or use MeanPooledSquaredError."
             )
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        logits = x.mean(dim=-2) @ self.readout.to(x).mT  # (..., B, C)
+    def __call__(
+        self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        logits = mean_token(x, weights) @ self.readout.to(x).mT  # (..., B, C)
         y = y.expand(logits.shape[:-1])
         return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from ..checks import require_bool, require_int, require_real, resolve_device
+from .batch import Batch
 from .branch import Branch, States
 from .callbacks import asks_to_stop, require_callback
 from .draws import drawn_layers, require_layers_room, whole_layers
@@ -225,13 +226,13 @@ def _train(
     states, end_states = states
     scale, sizes = float(run.depth) ** -run.residual_exponent, (problem.B, problem.N)
     tied = run.depth if problem.tied else None
-    given = branch, problem.causal, scale, run.cost, rule, *sizes
+    given = branch, scale, run.cost, rule, *sizes
     layers = make_layers(*given, options.group, tied)
     per_token = 1.0 / (problem.B * problem.N)
     for step in range(first, steps + 1):
         keep, run.last = step in record, step
         chosen = problem.chosen(step)
-        inputs, targets = problem.data(chosen, device)
+        batch = problem.data(chosen, device)
         if problem.batch is not None:
             run.batches[step] = chosen
         if keep and options.record_units:
@@ -240,10 +241,10 @@ def _train(
         if keep and problem.probe_count:
             _record_probes(layers, ends, problem, run, step, device)
         elif step in options.evaluate:
-            probes = *problem.probe_data(device), problem.B
-            run.probe_loss[step] = ends.mean_loss(*probes, lambda x: layers.forward(x)[-1])
-        x = layers.forward(ends.enter(inputs))
-        read = ends.read(x[-1], targets)
+            probes = problem.probe_data(device), problem.B
+            run.probe_loss[step] = ends.mean_loss(*probes, lambda *x: layers.forward(*x)[-1])
+        x = layers.forward(ends.enter(batch.inputs), batch.sight)
+        read = ends.read(x[-1], batch)
         run.loss[:, step] = read.loss
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
         if branch.norm is not None:
@@ -254,14 +255,13 @@ def _train(
             break
         # every layer's update is made where the costate passes it
         training = None if last else Training(rule, states, step + 1, per_token, ~run.diverged)
-        p = layers.backward(x, read.costate, keep, training)
+        p = layers.backward(x, read.costate, keep, batch.sight, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
         run.flag(step, _finite(p[0]))
         if keep:
-            at_layers = slice(None, None, layers.stages)
-            run.x[step], run.p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
+            run.x[step], run.p[step] = _recorded_tokens(layers, batch, x, p)
         if training is not None:
-            pulled = ends.pull(inputs, p[0])
+            pulled = ends.pull(batch.inputs, p[0])
             end_states = ends.update(rule, end_states, read, pulled, step + 1, training.alive)
         del x, p, read  # before the next step makes its own
         if last:
@@ -302,18 +302,25 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 def _record_probes(
     layers: Layers, ends: Ends, problem: TrainingProblem, run: ParticleRun, step: int, device
 ) -> None:
-    inputs, targets = problem.probe_data(device)
-    x = layers.forward(ends.enter(inputs))
-    read = ends.read(x[-1], targets)
+    batch = problem.probe_data(device)
+    x = layers.forward(ends.enter(batch.inputs), batch.sight)
+    read = ends.read(x[-1], batch)
     run.probe_loss[step] = read.loss
-    p = layers.backward(x, read.costate, keep=True)
-    at_layers = slice(None, None, layers.stages)
-    run.probe_x[step], run.probe_p[step] = (t[at_layers].transpose(0, 1) for t in (x, p))
+    p = layers.backward(x, read.costate, True, batch.sight)
+    run.probe_x[step], run.probe_p[step] = _recorded_tokens(layers, batch, x, p)
+
+
+def _recorded_tokens(
+    layers: Layers, batch: Batch, x: torch.Tensor, pi: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and p at the layers, (seeds, L+1, B, N, d), of tokens as the user gave them."""
+    weights, at_layers = batch.sight.weights, slice(None, None, layers.stages)
+    p = pi if weights is None else pi / weights[..., None]
+    return tuple(batch.restored(t[at_layers]).transpose(0, 1) for t in (x, p))
 
 
 def make_layers(
     branch: Branch,
-    causal: bool,
     scale: float,
     cost: dict[str, int],
     rule: Rule,
@@ -326,7 +333,7 @@ def make_layers(
 
     With a process group, `branch` holds the units of this process.
     """
-    arguments = branch, causal, scale, cost, group, tied
+    arguments = branch, scale, cost, group, tied
     if tied is not None or not branch.is_compiled(contexts, tokens):
         return Layers(*arguments)
     from ..cpu.layers import CompiledLayers  # numba takes a second to import

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import torch
 
+from .sight import Sight
 
-def field(x: torch.Tensor, units, causal: bool, kept: list | None = None) -> torch.Tensor:
+
+def field(x: torch.Tensor, units, sight: Sight, kept: list | None = None) -> torch.Tensor:
     """The field; a list `kept` is filled with what its transpose can use, if the path has such."""
     lead, rows, flat = _flatten(x, units)
     path = flat.path(*rows.shape[1:3])
     keeping = {"keep": kept} if kept is not None and getattr(path, "KEEPS", False) else {}
-    arguments = (rows, flat.packed, flat.weights, units.layout, causal)
+    sight = _repeated(sight, rows)
+    arguments = (rows, flat.packed, flat.weights, units.layout, sight)
     out, shape = path.field(*arguments, **keeping), lead + x.shape[-3:]
     return out if out.shape == shape else out.reshape(shape)  # which takes its time
 
@@ -23,7 +26,7 @@ def vjp(
     x: torch.Tensor,
     units,
     cotangent: torch.Tensor,
-    causal: bool,
+    sight: Sight,
     with_units: bool,
     with_outputs: bool = False,
     kept: list | None = None,
@@ -47,7 +50,7 @@ def vjp(
             flat.weights,
             cotangent,
             layout,
-            causal,
+            _repeated(sight, rows),
             with_units,
             with_outputs,
             **({"kept": kept} if kept else {}),
@@ -102,21 +105,29 @@ def _flatten(x: torch.Tensor, units) -> tuple[torch.Size, torch.Tensor, object]:
     return lead, x.reshape(-1, *x.shape[-3:]), units.map(flatten)
 
 
+def _repeated(sight: Sight, rows: torch.Tensor) -> Sight:
+    """What contexts see, of rows in which leading indices have become more contexts."""
+    if sight.plain:
+        return sight
+    own = len(sight.weights if sight.weights is not None else sight.ends)
+    return sight.repeated(rows.shape[1] // own)
+
+
 class WithGradient(torch.autograd.Function):
     """The autograd face: forward is the field, backward its transpose."""
 
     @staticmethod
-    def forward(ctx, x, packed, weights, units, causal):
+    def forward(ctx, x, packed, weights, units, sight):
         ctx.save_for_backward(x, packed, weights)
-        ctx.layout, ctx.causal, ctx.kept = units.layout, causal, []
-        return field(x, units.from_packed(packed, weights, units.layout), causal, ctx.kept)
+        ctx.layout, ctx.sight, ctx.kept = units.layout, sight, []
+        return field(x, units.from_packed(packed, weights, units.layout), sight, ctx.kept)
 
     @staticmethod
     def backward(ctx, cotangent):
         x, packed, weights = ctx.saved_tensors
         units = ctx.layout.family.from_packed(packed, weights, ctx.layout)
         with_units = any(ctx.needs_input_grad[1:3])
-        dx, dunits = vjp(x, units, cotangent, ctx.causal, with_units, kept=ctx.kept)
+        dx, dunits = vjp(x, units, cotangent, ctx.sight, with_units, kept=ctx.kept)
         dpacked = dweights = None
         if with_units:
             with torch.no_grad():

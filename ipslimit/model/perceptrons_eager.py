@@ -14,6 +14,7 @@ import torch
 from .activations import ACTIVATIONS
 from .eager import product
 from .layout import Layout
+from .sight import Sight
 
 # Work is cut into blocks of leading indices, tokens and units so that no temporary has more than
 # max(BUDGET, max(d, FEWEST) max(n, d)) entries; it decides how much stays in a core's cache.
@@ -47,7 +48,7 @@ def _each_block(x, weights, layout: Layout):
     return itertools.product(*blocks(*x.shape[:2], weights.shape[-1], layout.d, layout.n))
 
 
-def field(x, packed, weights, layout: Layout, causal: bool, keep: list | None = None):
+def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d); a list `keep` is filled with what `vjp` can use."""
     tokens = x.flatten(1, 2)
     out = torch.zeros_like(tokens)
@@ -65,7 +66,7 @@ def vjp(
     weights,
     cotangent,
     layout: Layout,
-    causal: bool,
+    sight: Sight,
     with_units: bool,
     with_outputs: bool = False,
     kept: list | None = None,
@@ -85,7 +86,8 @@ def vjp(
         at = tokens[row, token], packed[row, :, unit], weights[row, unit]
         block = kept[i] if kept else _Block(*at, layout)
         into = (dpacked[row, :, unit], dweights[row, unit]) if with_units else None
-        dx[row, token] += block.pull_back(c[row, token], into)
+        u = None if sight.weights is None else sight.weights.flatten()[token]
+        dx[row, token] += block.pull_back(c[row, token], into, u)
     return dx.view(x.shape), dpacked, dweights
 
 
@@ -127,8 +129,11 @@ class _Block:
             out += product(self.weights.unsqueeze(1), bias.mT)
         return out
 
-    def pull_back(self, c: torch.Tensor, into: tuple | None) -> torch.Tensor:
-        """The part of dx, (r, t, d); the units' derivatives are added to (dpacked, dweights)."""
+    def pull_back(self, c: torch.Tensor, into: tuple | None, u: torch.Tensor | None = None):
+        """The part of dx, (r, t, d); the units' derivatives are added to (dpacked, dweights).
+
+        u (t,) are the tokens' weights in the sums of hidden values.
+        """
         dz = product(c, self._matrix("w_out"))
         dy = None
         if self.gated:
@@ -137,11 +142,11 @@ class _Block:
         self.activation.pull(dz, self.z, self.inner)
         named = {"w_gate": dz, "w_in": dy} if self.gated else {"w_in": dz}
         if into is not None:
-            self._add_derivatives(c, named, *into)
+            self._add_derivatives(c, named, *into, u)
         dx = product(dz, self._weighted("w_gate" if self.gated else "w_in"))
         return dx + product(dy, self._weighted("w_in")) if self.gated else dx
 
-    def _add_derivatives(self, c, named: dict, dpacked, dweights) -> None:
+    def _add_derivatives(self, c, named: dict, dpacked, dweights, u) -> None:
         slices = self.layout.slices
 
         def add(name: str, rows: torch.Tensor) -> None:
@@ -161,5 +166,6 @@ class _Block:
             dpacked[:, slices["b_out"]] += total[:, :, None]
             dweights += (self.packed[:, slices["b_out"]] * total[:, :, None]).sum(dim=1)
         if dpacked.shape[1] > self.layout.size:
-            sums = self.hidden.sum(dim=1)
+            hidden = self.hidden if u is None else self.hidden * u[:, None]
+            sums = hidden.sum(dim=1)
             dpacked[:, self.layout.size :] += sums.view(len(sums), -1, dpacked.shape[-1])

@@ -9,6 +9,7 @@ import torch
 from ..checks import require_int, shown
 from .layers import Layers
 from .problem_identity import require_same_problem
+from .sight import Sight
 from .token_problem import TokenProblem
 
 if TYPE_CHECKING:  # a run asks here for its logits
@@ -26,9 +27,10 @@ def run_logits(run: ParticleRun, problem: TokenProblem, k: int, ids: torch.Tenso
     families = {n: u.map(lambda t: t.transpose(0, 1)) for n, u in run.units[k].items()}
     branch = problem.block.branch(families).map(torch.Tensor.contiguous)
     scale = float(run.depth) ** -run.residual_exponent
-    layers = Layers(branch, problem.causal, scale, {"field": 0, "vjp": 0})
+    layers = Layers(branch, scale, {"field": 0, "vjp": 0})
     ends = problem.ends_of(run.ends[k])
-    return ends.logits(layers.forward(ends.enter(problem.prefixes(ids).to(branch.device)))[-1])
+    x0 = ends.enter(problem.prefixes(ids).to(branch.device))
+    return ends.logits(layers.forward(x0, Sight(problem.causal))[-1])
 
 
 def require_token_problem(problem: object, of: dict[str, str], apart: tuple[str, ...] = ()) -> None:

@@ -7,11 +7,16 @@ from collections.abc import Callable
 import torch
 
 from ..checks import require_tensor, shown
+from .batch import Batch
 from .blocks import Block
+from .by_autograd import mixes_tokens
+from .context_loss import ContextLoss
 from .ends import GivenTokens
 from .laws import Law
 from .losses import MeanPooledSquaredError
+from .sight import sight_of
 from .training_problem import TrainingProblem
+from .units import Units
 
 
 class Problem(TrainingProblem):
@@ -27,12 +32,13 @@ class Problem(TrainingProblem):
         Initial law of the heads (or other units) of every layer.
     causal : bool
         Token i attends to tokens j <= i only.
-    probes : (contexts, targets), optional
+    probes : (contexts, targets[, token_weights[, positions]]), optional
         Contexts on which trajectories are compared but which are not trained on; their number may
         differ, N and d may not.
     loss : callable, optional
-        `loss(x, y) -> (..., B)` with x (..., B, N, d), of differentiable torch operations, each
-        context by itself; `MeanPooledSquaredError()` by default, see `ipslimit.losses`.
+        `loss(x, y) -> (..., B)`, or `loss(x, y, weights)` with those of the tokens, (B, N) of sum
+        1, with x (..., B, N, d), of differentiable torch operations, each context by itself;
+        `MeanPooledSquaredError()` by default, see `ipslimit.losses`.
     batch : int, optional
         Contexts that a step sees, drawn without replacement from (batch_seed, k) alone, so that
         particles and limit see the same; by default all of them.
@@ -40,6 +46,13 @@ class Problem(TrainingProblem):
     tied : bool
         One draw of the units for all layers, which are trained as one: the rate is then
         L^-1 + H^-1/2.
+    token_weights : tensor, shape (n, N) or (N,), optional
+        omega: a context is the measure sum_j omega_j delta_{x_j}, of sum 1; 1/N each by default.
+        A token of weight 0, a tracer, is moved and moves nobody. With these `p` is
+        (1 / omega_i) dl/dx_i, and of a tracer the same in the limit of small weights.
+    positions : integers, shape (n, N) or (N,), optional
+        With a mask a token sees those of positions up to its own; 0..N-1 by default. Copies of a
+        token and tracers share its position. Without a mask they change nothing.
 
     Attributes
     ----------
@@ -61,34 +74,34 @@ class Problem(TrainingProblem):
         targets: torch.Tensor,
         law: Law | Block,
         causal: bool = False,
-        probes: tuple[torch.Tensor, torch.Tensor] | None = None,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        probes: tuple[torch.Tensor, ...] | None = None,
+        loss: Callable[..., torch.Tensor] | None = None,
         *,
         batch: int | None = None,
         batch_seed: int = 0,
         tied: bool = False,
+        token_weights: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
     ):
         self._set(law, causal, batch, batch_seed, tied)
-        if loss is None:
-            loss = MeanPooledSquaredError()
-        if not callable(loss) or isinstance(loss, type):
-            raise TypeError(
-                f"loss must be callable as loss(x, y) -> (..., B); got {type(loss).__name__} "
-                f"{shown(loss)}. A class "
-                "must be called first; see ipslimit.losses."
-            )
-        self.loss = loss
-        self.contexts, self.targets = self._checked("contexts", contexts, targets)
-        self.probes = None
+        self.loss = MeanPooledSquaredError() if loss is None else loss
+        self._loss = ContextLoss(self.loss)
+        given = contexts, targets, token_weights, positions
+        self.contexts, self.targets, self._examples = self._checked("contexts", *given)
+        self.probes = self._probe_examples = None
         if probes is not None:
             try:
-                probe_contexts, probe_targets = probes
+                probe_contexts, probe_targets, *more = probes
+                probe_weights, probe_positions = [*more, None, None][: max(2, len(more))]
             except (TypeError, ValueError):
                 raise TypeError(
-                    f"probes must be a pair (contexts, targets); got {type(probes).__name__}. "
+                    f"probes must be a pair (contexts, targets), or with token_weights and "
+                    f"positions; got {type(probes).__name__}. "
                     "Give targets too: the costate on probes needs them."
                 ) from None
-            self.probes = self._checked("probes", probe_contexts, probe_targets)
+            given = probe_contexts, probe_targets, probe_weights, probe_positions
+            *self.probes, self._probe_examples = self._checked("probes", *given)
+            self.probes = tuple(self.probes)
             if self.probes[0].shape[1:] != self.contexts.shape[1:]:
                 raise ValueError(
                     f"probes must have N, d = {tuple(self.contexts.shape[1:])} as contexts have; "
@@ -101,7 +114,10 @@ class Problem(TrainingProblem):
                 )
         self._require_batch()
 
-    def _checked(self, name: str, contexts, targets) -> tuple[torch.Tensor, torch.Tensor]:
+    def _checked(
+        self, name: str, contexts, targets, token_weights, positions
+    ) -> tuple[torch.Tensor, torch.Tensor, Batch]:
+        """Contexts and targets as they were given, and both as layers take them."""
         contexts = require_tensor(name, contexts, finite=True).detach().clone()
         if contexts.ndim != 3 or 0 in contexts.shape or contexts.shape[-1] != self.block.d:
             raise ValueError(
@@ -115,14 +131,32 @@ class Problem(TrainingProblem):
                 f"{name} must have no token that is {what}, for norm={norm.kind!r}; got one, which "
                 "has no direction. Leave it out, or use norm=None."
             )
+        prefix = "" if name == "contexts" else "probes' "
+        sight, order = sight_of(self.causal, token_weights, positions, contexts, prefix)
+        if not sight.plain:
+            self._require_seeing(f"{prefix}{'positions' if sight.ends is not None else 'weights'}")
+        examples = Batch(contexts, contexts, sight, order)
+        omega = examples.token_weights
         try:
             targets = self._checked_targets(contexts, targets)
-            self._check_loss(contexts, targets)
+            self._loss.require_weighted(omega, f"{prefix}token_weights")
+            self._loss.check(contexts, targets, omega)
         except (TypeError, ValueError) as error:
             if name == "probes":
                 error.args = (f"probes: {error}",)
             raise
-        return contexts, targets
+        return contexts, targets, Batch(examples.ordered(contexts), targets, sight, order)
+
+    def _require_seeing(self, what: str) -> None:
+        """Refuse units that look at several tokens and know nothing of weights and positions."""
+        for law in self.block.laws.values():
+            family = law.layout.family
+            if family.path is Units.path and mixes_tokens(law.layout):
+                raise ValueError(
+                    f"law must be of heads, or of units that take every token by itself, with "
+                    f"{what} of tokens; got {family.__name__}, whose unit_field looks at several "
+                    "tokens. Leave them out."
+                )
 
     def _checked_targets(self, contexts: torch.Tensor, targets: object) -> torch.Tensor:
         try:
@@ -142,72 +176,13 @@ class Problem(TrainingProblem):
             )
         return y
 
-    def _check_loss(self, contexts: torch.Tensor, targets: torch.Tensor) -> None:
-        """Refuse a loss that does not do what training on many seeds at once needs of it.
-
-        It is run once, on two "seeds" of which the second has diverged in its first context; only
-        one that looks wrong is run again, to say what of it is.
-        """
-        what = "for leading dimensions (seeds): (S, B, N, d)"
-        moved = torch.stack([contexts, contexts])
-        moved[1, 0] = torch.nan
-        try:
-            value = self._loss_of(moved, targets, what)
-        except Exception:  # as some do on NaN; if it is for another reason, it is raised below
-            value = None
-        if value is not None and torch.isfinite(value[0]).all() and _separate(value, value[0]):
-            return
-        expected = self._loss_of(contexts, targets, "for contexts (B, N, d)")
-        moved[1, 0] = contexts[0] + 0.5
-        if not _separate(self._loss_of(moved, targets, what), expected):
-            raise ValueError(
-                "loss must give every context and every leading index its own value; got one that "
-                "changes with other contexts. Average over tokens only, counting axes from the end."
-            )
-
-    def _loss_of(self, x: torch.Tensor, targets: torch.Tensor, what: str) -> torch.Tensor:
-        """The loss as a finite floating-point tensor of the shape it must have."""
-        with torch.inference_mode(False), torch.enable_grad():
-            x, targets = x.clone().requires_grad_(), _differentiable(targets)
-            try:
-                value = self.loss(x * 1.0, targets)  # x * 1.0: a loss that works in place is fine
-            except TypeError as error:
-                raise TypeError(
-                    f"loss must be callable as loss(x, y) -> (..., B); calling it failed: {error}."
-                ) from error
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise ValueError(
-                    f"loss must return one value per context {what}, here {tuple(x.shape)}; "
-                    f"calling it failed: {' '.join(str(error).split())}. Count axes from the end."
-                ) from error
-        shape = tuple(x.shape[:-2])
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
-            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ValueError(
-                f"loss must return one value per context, shape {shape}, {what}, here "
-                f"{tuple(x.shape)}; got {got}. Do not average over contexts or leading dimensions."
-            )
-        if not value.dtype.is_floating_point:
-            raise ValueError(f"loss must return floats; got {value.dtype}. Convert its result.")
-        if not value.requires_grad:
-            raise ValueError(
-                "loss must be differentiable in x by torch; got a result without a gradient. "
-                "Use torch operations, without detach or no_grad."
-            )
-        if x.ndim == 3 and not torch.isfinite(value).all():
-            raise ValueError(
-                f"loss must be finite on the contexts themselves (the identity network); got "
-                f"{shown(value.tolist())}. Check targets."
-            )
-        return value.detach()
+    @property
+    def examples(self) -> Batch:
+        return self._examples
 
     @property
-    def examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.contexts, self.targets
-
-    @property
-    def probe_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.probes
+    def probe_examples(self) -> Batch:
+        return self._probe_examples
 
     def make_ends(self, lead: tuple[int, ...], device: object) -> GivenTokens:
         return GivenTokens(self)
@@ -218,7 +193,19 @@ class Problem(TrainingProblem):
             "targets": self.targets,
             "probes": self.probes,
             "loss": self.loss,
+            **self._told_of_tokens("", self._examples),
+            **({} if self.probes is None else self._told_of_tokens("probe_", self._probe_examples)),
         }
+
+    @staticmethod
+    def _told_of_tokens(name: str, examples: Batch) -> dict[str, object]:
+        """Their weights and whom they see, where that is not the same for all problems."""
+        told = {"token_weights": examples.token_weights, "positions": examples.sight.ends}
+        if told["positions"] is None:
+            told["positions"] = examples.order
+        elif examples.order is not None:
+            told["positions"] = (examples.sight.ends, examples.order)
+        return {f"{name}{key}": value for key, value in told.items() if value is not None}
 
     @property
     def count(self) -> int:
@@ -236,24 +223,17 @@ class Problem(TrainingProblem):
     def dtype(self) -> torch.dtype:
         return self.contexts.dtype
 
-    def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """l(X_b(1), y_b) of every context, (..., B) of x (..., B, N, d)."""
-        seeds = x if x.ndim > 3 else x[None]  # what a loss is tried with
-        return self.loss(seeds * 1.0, targets.to(x.device)).reshape(x.shape[:-2])
+    def losses(
+        self, x: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """l(X_b(1), y_b) of every context, (..., B) of x (..., B, N, d), for tokens' weights."""
+        return self._loss.losses(x, targets, weights)
 
     def loss_and_costate(
-        self, x: torch.Tensor, targets: torch.Tensor
+        self, x: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss J (...,) and terminal costate p = N dl_b/dx (..., B, N, d) at x = X(1).
-
-        The loss is user code of a few operations on the last layer only, so its derivative is
-        taken by autograd; everything below it is not.
-        """
-        with torch.inference_mode(False), torch.enable_grad():
-            x, targets = _differentiable(x).detach().requires_grad_(), _differentiable(targets)
-            per_context = self.losses(x, targets)
-            (gradient,) = torch.autograd.grad(per_context.sum(), x)
-        return per_context.detach().mean(dim=-1), self.N * gradient
+        """J (...,) and N dl_b/dx (..., B, N, d) at x = X(1): the costate of equal tokens."""
+        return self._loss.with_costate(x, targets, weights)
 
     def __repr__(self) -> str:
         probes = f", {self.probes[0].shape[0]} probes" if self.probes else ""
@@ -262,18 +242,3 @@ class Problem(TrainingProblem):
             f"Problem(B={self.B}{of}, N={self.N}, d={self.d}, {self.law!r}, causal={self.causal}"
             f"{', tied' if self.tied else ''}{probes}, {self.loss!r})"
         )
-
-
-def _differentiable(t: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of one that was made in torch.inference_mode."""
-    return t.clone() if t.is_inference() else t
-
-
-def _separate(value: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether losses (2, B), but for the last seed's first, are those expected of each context.
-
-    Up to rounding, which differs between batches.
-    """
-    value = value.clone()
-    value[1, 0] = expected[0]  # (which may be anything)
-    return torch.allclose(value, expected.expand(2, -1), rtol=1e-4, atol=1e-6)

@@ -25,8 +25,8 @@ class ParticleRun:
     Attributes
     ----------
     x, p : dict step -> tensor (seeds, L+1, B, N, d)
-        Hidden states and costates (scaled by N, O(1)) on the training contexts; with minibatches on
-        those of batch k, `batches[k]`.
+        Hidden states and costates (N dl/dx, or (1 / omega_i) dl/dx_i, of O(1)) on the training
+        contexts; with minibatches on those of batch k, `batches[k]`.
     probe_x, probe_p : dict step -> tensor (seeds, L+1, B', N, d)
         The same on the probe contexts; empty without probes.
     loss : tensor (seeds, steps+1)
@@ -68,6 +68,10 @@ class ParticleRun:
         The step that was reached.
     cost : dict
         "field" and "vjp": kernel evaluations of one layer on all seeds (probes included).
+    problem : Problem or TokenProblem
+        That it is a run of.
+    token_weights, probe_token_weights : tensor (n, N), or None
+        omega of the problem's tokens; None where they are equal.
     depth, head_count, seeds, root_seed, residual_exponent
         Of the run; head_count is H, that of the first family where they differ.
     of : dict of str to str
@@ -87,6 +91,7 @@ class ParticleRun:
     diverged_at: torch.Tensor
     residual_exponent: float = 1.0
     rule: str = ""
+    problem: TrainingProblem | None = dataclasses.field(default=None, repr=False)
     of: dict[str, str] = dataclasses.field(default_factory=dict)
     unit_counts: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     unit_atoms: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -112,6 +117,14 @@ class ParticleRun:
         found = [f"{count} of {len(self.seeds)} seeds diverged"] if count else []
         found += [f"stopped at step {self.last}"] if self.stopped else []
         return ", ".join(found) or "ok"
+
+    @property
+    def token_weights(self) -> torch.Tensor | None:
+        return self.problem.token_weights
+
+    @property
+    def probe_token_weights(self) -> torch.Tensor | None:
+        return self.problem.probe_token_weights
 
     @property
     def head_count(self) -> float:
@@ -198,6 +211,7 @@ def empty_run(
         loss=torch.full((len(seeds), steps + 1), torch.nan, dtype=problem.dtype, device=device),
         diverged=torch.zeros(len(seeds), dtype=torch.bool, device=device),
         diverged_at=torch.full((len(seeds),), -1, device=device),
+        problem=problem,
         of=dict(problem.identity),
     )
 

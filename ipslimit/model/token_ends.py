@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from .batch import Batch
 from .ends import Ends, Read, Tables
 from .norm import Norm
 from .units import Units
@@ -79,18 +80,18 @@ class TokenEnds(Ends):
         rows = [y @ u.mT for y, u in zip(*self._by_seed(x), strict=True)]
         return torch.stack(rows).reshape(*x.shape[:-1], rows[0].shape[-1])
 
-    def losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         seeds = zip(*self._by_seed(x), strict=True)
-        rows = [_losses((y @ u.mT).log_softmax(-1), targets) for y, u in seeds]
+        rows = [_losses((y @ u.mT).log_softmax(-1), batch.targets) for y, u in seeds]
         return torch.stack(rows).reshape(x.shape[:-2])
 
-    def read(self, x: torch.Tensor, targets: torch.Tensor) -> Read:
-        labels = targets.reshape(-1, 1)
+    def read(self, x: torch.Tensor, batch: Batch) -> Read:
+        labels = batch.targets.reshape(-1, 1)
         losses, costates, gradients = [], [], []
         for y, u in zip(*self._by_seed(x), strict=True):
             # a seed by itself, so that no product rounds with the seeds beside it
             log = (y @ u.mT).log_softmax(-1)
-            losses.append(_losses(log, targets))
+            losses.append(_losses(log, batch.targets))
             # d/dlogits of N l_b: softmax less the label's unit vector
             error = log.exp_()
             error.scatter_add_(-1, labels, error.new_full(labels.shape, -1.0))

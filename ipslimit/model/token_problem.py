@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from ..checks import require_bool, require_int, require_tensor, shown
+from .batch import Batch
 from .blocks import Block
 from .laws import Law
 from .layout import Layout
+from .sight import Sight
 from .token_ends import FAMILIES, TokenEnds
 from .training_problem import TrainingProblem
 
@@ -182,12 +184,12 @@ class TokenProblem(TrainingProblem):
         return own
 
     @property
-    def examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.ids[:, :-1], self.ids[:, 1:]
+    def examples(self) -> Batch:
+        return Batch(self.ids[:, :-1], self.ids[:, 1:], Sight(causal=True))
 
     @property
-    def probe_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.probes[:, :-1], self.probes[:, 1:]
+    def probe_examples(self) -> Batch:
+        return Batch(self.probes[:, :-1], self.probes[:, 1:], Sight(causal=True))
 
     @property
     def count(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..checks import require_bool, require_int
+from .batch import Batch
 from .blocks import Block
 from .ends import Ends
 from .laws import Law
@@ -76,28 +77,36 @@ class TrainingProblem(abc.ABC):
             return torch.arange(self.count)
         return batch_rows(self.count, self.batch, self.batch_seed, k)
 
-    def data(self, chosen: torch.Tensor, device: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs (B, N, ...) and targets of a batch, by the indices that `chosen` gives."""
-        both = self.examples
+    def data(self, chosen: torch.Tensor, device: object) -> Batch:
+        """The batch of the contexts that `chosen` gives by their indices."""
+        examples = self.examples
         if self.batch is not None:
-            both = (t[chosen.to(t.device)] for t in both)
-        inputs, targets = (t.to(device) for t in both)
-        return inputs, targets
+            examples = examples[chosen.to(examples.inputs.device)]
+        return examples.to(device)
 
-    def probe_data(self, device: object) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of all probes."""
-        inputs, targets = (t.to(device) for t in self.probe_examples)
-        return inputs, targets
+    def probe_data(self, device: object) -> Batch:
+        """All probes."""
+        return self.probe_examples.to(device)
 
     @property
     @abc.abstractmethod
-    def examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of all contexts."""
+    def examples(self) -> Batch:
+        """All contexts."""
 
     @property
     @abc.abstractmethod
-    def probe_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of all probes, of which there are some."""
+    def probe_examples(self) -> Batch:
+        """All probes, of which there are some."""
+
+    @property
+    def token_weights(self) -> torch.Tensor | None:
+        """omega of every token (count, N), as the user gave them; None where they are equal."""
+        return self.examples.token_weights
+
+    @property
+    def probe_token_weights(self) -> torch.Tensor | None:
+        """Those of the probes, (probe_count, N)."""
+        return self.probe_examples.token_weights if self.probe_count else None
 
     @abc.abstractmethod
     def make_ends(self, lead: tuple[int, ...], device: object) -> Ends:

@@ -27,6 +27,7 @@ import torch
 from ..checks import require_bool, require_choice, require_same, require_tensor, shown
 from . import by_autograd, passes
 from .layout import Layout, undeclared
+from .sight import Sight
 
 
 class Units:
@@ -195,15 +196,15 @@ class Units:
 
     # ------------------------------------------------------------------ the field, its transpose
 
-    def field(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    def field(self, x: torch.Tensor, causal: bool | Sight = False) -> torch.Tensor:
         """Gamma(x; nu), differentiable (once) in x and in the units; see `attention_field`.
 
         Parameters
         ----------
         x : tensor, shape (..., B, N, d)
             B contexts of N tokens; leading dimensions broadcast against those of the units.
-        causal : bool
-            Token i is moved by tokens j <= i only.
+        causal : bool or Sight
+            Token i is moved by tokens j <= i only; or more of what tokens see, see `sight`.
 
         Returns
         -------
@@ -214,17 +215,17 @@ class Units:
         TypeError, ValueError
             For shapes, dtypes or devices that do not fit together.
         """
-        self._check(x, causal)
+        sight = self._check(x, causal)
         tensors = (x, self.packed, self.weights)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return passes.WithGradient.apply(*tensors, self, causal)
-        return passes.field(x, self, causal)
+            return passes.WithGradient.apply(*tensors, self, sight)
+        return passes.field(x, self, sight)
 
     def vjp(
         self,
         x: torch.Tensor,
         cotangent: torch.Tensor,
-        causal: bool = False,
+        causal: bool | Sight = False,
         *,
         with_units: bool = True,
         with_outputs: bool = False,
@@ -241,7 +242,7 @@ class Units:
             Leave out the units' derivatives (None) where only `dx` is needed.
         with_outputs : bool
             Also return the inner inputs of the affine maps, (..., H, layout.inner), summed over
-            contexts and tokens.
+            contexts and, by their weights, tokens.
 
         Returns
         -------
@@ -252,7 +253,7 @@ class Units:
             and tokens; its `weights` are the derivative in the weights.
         outputs : tensor, only with `with_outputs`
         """
-        self._check(x, causal)
+        sight = self._check(x, causal)
         _require_tensor("cotangent", cotangent)
         require_bool("with_units", with_units)
         if require_bool("with_outputs", with_outputs) and not with_units:
@@ -262,7 +263,7 @@ class Units:
             )
         require_same("dtype", [("x", x), ("cotangent", cotangent)])
         require_same("device", [("x", x), ("cotangent", cotangent)])
-        return passes.vjp(x, self, cotangent, causal, with_units, with_outputs)
+        return passes.vjp(x, self, cotangent, sight, with_units, with_outputs)
 
     @staticmethod
     def unit_field(x: torch.Tensor, causal: bool, **parts: torch.Tensor):
@@ -287,8 +288,8 @@ class Units:
         """
         return False
 
-    def _check(self, x: torch.Tensor, causal: bool) -> None:
-        require_bool("causal", causal)
+    def _check(self, x: torch.Tensor, causal: bool | Sight) -> Sight:
+        sight = Sight.of(causal)
         _require_tensor("x", x)
         d = self.layout.d
         if x.ndim < 3 or x.shape[-1] != d or 0 in x.shape:
@@ -298,6 +299,7 @@ class Units:
             )
         require_same("dtype", [("x", x), (self.noun, self.packed)])
         require_same("device", [("x", x), (self.noun, self.packed)])
+        return sight
 
     # ------------------------------------------------------------------ storage
 
