@@ -13,9 +13,11 @@ from ipslimit import Rule, Units
 from ipslimit.model.batch import Batch
 from ipslimit.model.callbacks import asks_to_stop
 from ipslimit.model.sight import Sight
+from ipslimit.model.tracers import all_costates, lit, lit_costate
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
+from .march import March
 from .picard import integrate
 from .scheme import Scheme, System, UnitSums
 
@@ -106,7 +108,7 @@ def train_on_grid(
         if not last or keep:
             p, found = scheme.backward(system, x, read.costate, not last, p)
         if keep:
-            solution.x[step], solution.p[step] = _recorded(system, batch, x, p)
+            solution.x[step], solution.p[step] = _recorded(system, problem, batch, x, p)
             solution.units[step] = at_nodes.families
             solution.ends |= {step: ends.tables()} if ends.families else {}
             if problem.probe_count:
@@ -116,7 +118,7 @@ def train_on_grid(
                 end = ends.read(probe_x.edges[-1], probes)
                 solution.probe_loss[step] = end.loss
                 probe_p, _ = scheme.backward(seen, probe_x, end.costate, False, probe_p)
-                recorded = _recorded(seen, probes, probe_x, probe_p)
+                recorded = _recorded(seen, problem, probes, probe_x, probe_p)
                 solution.probe_x[step], solution.probe_p[step] = recorded
         elif step in evaluate:
             end_of = functools.partial(_end, scheme, system)
@@ -142,13 +144,24 @@ def _end(scheme: Scheme, system: System, x0: torch.Tensor, sight: Sight) -> torc
 
 
 def _recorded(
-    system: System, batch: Batch, x: Trajectory, pi: Trajectory
+    system: System, problem: TrainingProblem, batch: Batch, x: Trajectory, pi: Trajectory
 ) -> tuple[Trajectory, Trajectory]:
     """X and P of tokens as the user gave them."""
-    weights = batch.sight.weights
-    if weights is None and batch.order is None:
+    sight = batch.sight
+    if sight.weights is None and batch.order is None:
         return x, pi
-    p = pi if weights is None else pi.map(lambda t: t / weights[..., None])
+    lit_pi = None
+    if sight.tracers is not None:
+        # by the march, whatever the scheme: one that iterates does not see by how much it misses
+        # what is so small
+        seen = dataclasses.replace(system, sight=lit(sight))
+        p_end = lit_costate(problem, x.edges[-1], pi.edges[-1], batch)
+        lit_pi, _ = March().backward(seen, x, p_end, False)
+    values = (
+        (t, None if lit_pi is None else getattr(lit_pi, name))
+        for name, t in (("edges", pi.edges), ("slopes", pi.slopes))
+    )
+    p = Trajectory(pi.grid, *(all_costates(*each, sight) for each in values))
     return x.map(batch.restored), p.map(batch.restored)
 
 

@@ -11,6 +11,7 @@ token_laws  laws of tokens, contexts drawn of them and their quadrature;  sobol:
 norm, branch  what a layer adds, of one family or several behind a norm;  blocks: its law
 training_problem  what particles and limit know of a problem;  ends: what stands before the first
            layer and behind the last
+sight      what tokens see of each other;  tracers: those of weight 0, and their costates
 problem    contexts, targets, loss, law;  token_problem: a language model, whose ends (`token_ends`)
            are trained
 rules      optimizer rules: pure maps of heads, used by layers and depth nodes alike

@@ -71,6 +71,26 @@ class ContextLoss:
             (gradient,) = torch.autograd.grad(per_context.sum(), x)
         return per_context.detach().mean(dim=-1), x.shape[-2] * gradient
 
+    def tracer_costate(
+        self, x: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """d^2 l / dx_i domega_i (..., B, N, d) of tokens of weight 0; 0 of all others.
+
+        The loss is a function of the measure: of a tracer it has no derivative in x, whatever
+        another tracer's weight, so that those of all tracers come at once.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            x, targets = _differentiable(x).detach().requires_grad_(), _differentiable(targets)
+            weights = _differentiable(weights).detach().requires_grad_()
+            # leading indices share the weights, but each has an x of its own
+            total = self.losses(x, targets, weights).sum()
+            (flat,) = torch.autograd.grad(total, weights, create_graph=True)
+            flat = flat.masked_select(weights == 0).sum()
+            if not flat.requires_grad:
+                return torch.zeros_like(x)
+            (found,) = torch.autograd.grad(flat, x, materialize_grads=True)
+        return found.masked_fill((weights > 0)[..., None], 0.0)
+
     def require_weighted(self, weights: torch.Tensor | None, name: str) -> None:
         """Refuse tokens of different weights, for a loss that does not know of these."""
         if weights is not None and not self.weighted:

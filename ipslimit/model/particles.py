@@ -22,6 +22,7 @@ from .callbacks import asks_to_stop, require_callback
 from .draws import drawn_layers, require_layers_room, whole_layers
 from .ends import Ends, EndStates
 from .layers import Layers, Training
+from .layers_chosen import make_layers
 from .rules import Rule
 from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
@@ -29,6 +30,7 @@ from .rules.trial import require_rule
 from .run_arguments import evaluated_steps, recorded_steps, require_problem, seed_indices
 from .runs import ParticleRun, empty_run, repeated
 from .sharded import require_group
+from .tracers import all_costates, lit, lit_costate
 from .training_problem import TrainingProblem
 from .units import Units
 from .warm import by_seed, going_on
@@ -253,13 +255,14 @@ def _train(
         last = step == steps or run.stopped
         if last and not keep:
             break
+        lit_p = _lit_costates(layers, problem, batch, x, read.costate) if keep else None
         # every layer's update is made where the costate passes it
         training = None if last else Training(rule, states, step + 1, per_token, ~run.diverged)
         p = layers.backward(x, read.costate, keep, batch.sight, training)
         # p only ever adds up, so a non-finite costate anywhere shows at the first layer
         run.flag(step, _finite(p[0]))
         if keep:
-            run.x[step], run.p[step] = _recorded_tokens(layers, batch, x, p)
+            run.x[step], run.p[step] = _recorded_tokens(layers, batch, x, p, lit_p)
         if training is not None:
             pulled = ends.pull(batch.inputs, p[0])
             end_states = ends.update(rule, end_states, read, pulled, step + 1, training.alive)
@@ -306,38 +309,23 @@ def _record_probes(
     x = layers.forward(ends.enter(batch.inputs), batch.sight)
     read = ends.read(x[-1], batch)
     run.probe_loss[step] = read.loss
+    lit_p = _lit_costates(layers, problem, batch, x, read.costate)
     p = layers.backward(x, read.costate, True, batch.sight)
-    run.probe_x[step], run.probe_p[step] = _recorded_tokens(layers, batch, x, p)
+    run.probe_x[step], run.probe_p[step] = _recorded_tokens(layers, batch, x, p, lit_p)
+
+
+def _lit_costates(
+    layers: Layers, problem: TrainingProblem, batch: Batch, x: torch.Tensor, p_end: torch.Tensor
+) -> torch.Tensor | None:
+    """What is passed back in the light of `tracers`; None where there are none."""
+    if batch.sight.tracers is None:
+        return None
+    return layers.backward(x, lit_costate(problem, x[-1], p_end, batch), True, lit(batch.sight))
 
 
 def _recorded_tokens(
-    layers: Layers, batch: Batch, x: torch.Tensor, pi: torch.Tensor
+    layers: Layers, batch: Batch, x: torch.Tensor, pi: torch.Tensor, lit_pi: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x and p at the layers, (seeds, L+1, B, N, d), of tokens as the user gave them."""
-    weights, at_layers = batch.sight.weights, slice(None, None, layers.stages)
-    p = pi if weights is None else pi / weights[..., None]
+    p, at_layers = all_costates(pi, lit_pi, batch.sight), slice(None, None, layers.stages)
     return tuple(batch.restored(t[at_layers]).transpose(0, 1) for t in (x, p))
-
-
-def make_layers(
-    branch: Branch,
-    scale: float,
-    cost: dict[str, int],
-    rule: Rule,
-    contexts: int,
-    tokens: int,
-    group=None,
-    tied: int | None = None,
-) -> Layers:
-    """The passes for these sizes (units per layer, contexts and tokens) and this rule.
-
-    With a process group, `branch` holds the units of this process.
-    """
-    arguments = branch, scale, cost, group, tied
-    if tied is not None or not branch.is_compiled(contexts, tokens):
-        return Layers(*arguments)
-    from ..cpu.layers import CompiledLayers  # numba takes a second to import
-    from ..cpu.rules import is_compiled
-
-    compiled = all(is_compiled(rule, units) for units in branch.families.values())
-    return (CompiledLayers if compiled else Layers)(*arguments)
