@@ -20,6 +20,7 @@ from .causal import Causal
 from .constant import Constant
 from .dimension import Dimension
 from .epsilon import Epsilon
+from .flow import Flow
 from .horizon import Horizon
 from .influence import Influence
 from .laws import Laws
@@ -35,6 +36,7 @@ from .varied import VariedStudy
 STUDIES: tuple[type[ClauseStudy], ...] = (
     Rates,
     Uniform,
+    Flow,
     Tokens,
     Dimension,
     Steps,
