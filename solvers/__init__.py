@@ -11,6 +11,7 @@ To be read in this order, in which each stands on those before it:
     refinement    two grids compared: the error in depth, and where to refine
     quadrature    the error of a sampled law's integral, and how many nodes it takes
     limit_memory  what all this takes of the memory, and what is free
+    limit_flow    where the limit carries points that are no tokens
     limit         `solve_limit`: refines until the errors are below what was asked for
 
 `routes` stands aside: the same system at frozen heads by the solvers of others, which share nothing
