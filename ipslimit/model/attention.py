@@ -16,6 +16,7 @@ from ..checks import require_bool, require_tensor
 from .batch import Batch
 from .heads import Heads
 from .sight import sight_of
+from .tracers import all_costates, lit
 
 __all__ = ["attention_field", "attention_vjp"]
 
@@ -126,9 +127,11 @@ def attention_vjp(
     sight = batch.sight
     x, cotangent = batch.ordered(x), batch.ordered(cotangent.expand(x.shape))
     dx, *found = heads.vjp(x, sight.weighted(cotangent), sight, **options)
-    if sight.weights is not None:
-        dx = dx / sight.weights[..., None]
-    return batch.restored(dx), *found
+    lit_dx = None
+    if sight.tracers is not None:
+        seen = lit(sight)
+        lit_dx, _ = heads.vjp(x, seen.weighted(cotangent), seen, with_units=False)
+    return batch.restored(all_costates(dx, lit_dx, sight)), *found
 
 
 def _ordered(x: torch.Tensor, causal: bool, token_weights, positions) -> Batch:
