@@ -14,7 +14,8 @@ import ipslimit.experiments.cells
 import ipslimit.experiments.sweep
 from ipslimit import train_particles
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare import Compared, compare
+from ipslimit.experiments.compare.compared import Compared
+from ipslimit.experiments.compare.experiment import compare
 from ipslimit.experiments.plots import rates_figure
 from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.summary import summary

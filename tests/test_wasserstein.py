@@ -1,14 +1,16 @@
 """Wasserstein-2 distances: closed forms, invariances, and clouds of a run against the limit."""
 
+import copy
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from builders import small_atoms, small_problem
+from builders import normal, small_atoms, small_problem
 
-from ipslimit import SGD, AdamW, train_particles
+from ipslimit import SGD, AdamW, Problem, train_particles
 from ipslimit.measure.wasserstein import head_distances, token_distances, wasserstein2
 from ipslimit.solvers import solve_limit
 
@@ -206,6 +208,49 @@ def test_other_runs_and_steps_are_refused_in_one_line(runs):
             function(run, run, 0)
         with pytest.raises(TypeError, match="largest must be an integer"):
             function(run, limit, 0, largest=0.5)
+    bare = copy.copy(run)
+    bare.units = {}
+    with pytest.raises(ValueError, match="run must hold its heads at step 0"):
+        head_distances(bare, limit, 0)
     other = solve_limit(small_problem(), SGD(lr=0.1), 0, 1e-2, (0,), "cpu")
     with pytest.raises(ValueError, match="limit"):
         token_distances(run, other, 0)
+
+
+def held_at_layer_0(run, seed=0):
+    """In the place of a limit: the tokens of the first layer at all depths."""
+    return SimpleNamespace(
+        rule=run.rule, x=lambda k, s: run.x[k][seed, :1].expand(len(s), -1, -1, -1)
+    )
+
+
+def test_tokens_count_with_their_weights():
+    """A token of half the weight is two tokens of a quarter, and a tracer is none."""
+    law, contexts, targets = small_atoms(), normal(2, 4, 3, seed=5), normal(2, 3, seed=6)
+    contexts[:, 1] = contexts[:, 0]  # the same, twice
+    weights = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=contexts.dtype)
+    found = []
+    for options in ({}, {"token_weights": weights}):
+        problem = Problem(contexts, targets, law, **options)
+        run = train_particles(problem, RULE, 3, 2, 1, 2, device="cpu")
+        found.append(token_distances(run, held_at_layer_0(run), 1))
+    run.x[1][:, 1:, :, 1] += 10.0  # whatever becomes of the tracer
+    found.append(token_distances(run, held_at_layer_0(run), 1))
+    plain, weighted, moved = found
+    assert plain.methods == ("assignment",) and weighted.methods == ("network simplex",)
+    assert weighted.values == pytest.approx(plain.values, rel=1e-9, abs=1e-12)
+    assert np.array_equal(moved.values, weighted.values) and weighted.values[1:].min() > 0
+
+
+def test_weights_are_those_of_the_contexts_of_the_batch():
+    law, contexts, targets = small_atoms(), normal(3, 2, 3, seed=5), normal(3, 3, seed=6)
+    weights = torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.0, 1.0]], dtype=contexts.dtype)
+    problem = Problem(contexts, targets, law, batch=1, batch_seed=2, token_weights=weights)
+    run = train_particles(problem, SGD(lr=0.1), 3, 2, 2, 1, record=(0, 1, 2), device="cpu")
+    assert len({int(run.batches[k]) for k in range(3)}) == 3
+    for k in range(3):
+        (context,) = run.batches[k]
+        first, last = run.x[k][0, [0, 3], 0]
+        expected = wasserstein2(last, first, weights[context], weights[context])
+        found = token_distances(run, held_at_layer_0(run), k)
+        assert found.values[3, 0, 0] == expected.distance > 0

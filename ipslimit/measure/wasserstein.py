@@ -117,6 +117,8 @@ def wasserstein2(
 def token_distances(run: ParticleRun, limit: Limit, k: int, *, largest: int = LARGEST) -> Distances:
     """W2 between the tokens of every layer and those of the limit at s = r/L, context by context.
 
+    Tokens count with their weights, so tracers do not.
+
     Parameters
     ----------
     run : ParticleRun
@@ -138,7 +140,12 @@ def token_distances(run: ParticleRun, limit: Limit, k: int, *, largest: int = LA
     """
     _require(run, limit, k, largest)
     depths = torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
-    return _distances(run, run.x[k], limit.x(k, depths), None, None, largest)
+    weights = run.token_weights
+    if weights is not None:
+        weights = weights[run.batches[k]] if run.batches else weights
+        weights = weights.expand(run.depth + 1, *weights.shape)
+    of_seeds = None if weights is None else weights.expand(len(run.seeds), *weights.shape)
+    return _distances(run, run.x[k], limit.x(k, depths), of_seeds, weights, largest)
 
 
 def head_distances(
@@ -169,9 +176,13 @@ def head_distances(
     Raises
     ------
     TypeError, ValueError
-        For other runs, and a step that is not recorded.
+        For other runs, one without its heads, and a step that is not recorded.
     """
     _require(run, limit, k, largest)
+    if k not in run.units:
+        raise ValueError(
+            f"run must hold its heads at step {k}; got none. Train it with record_heads=True."
+        )
     depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
     reference, found = limit.units(k, depths), {}
     for family, variable in theta_names(run.unit_numbers).items():
