@@ -90,6 +90,7 @@ def test_quadrature_error_is_in_the_figure_and_printed(compared, capsys, tmp_pat
 
 
 def test_config_holds_the_settings_and_what_became_of_the_limits(compared, folder):
+    assert not list(folder.glob("flow.*"))  # without --animate
     config = json.loads((folder / "config.json").read_text())
     pair = config["pair"]
     assert (pair["depth"], pair["heads"], pair["seeds"], pair["tol"]) == (4, 2, 2, 1e-3)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar
 
+from ipslimit.checks import require_bool
+
 from ..frame.command import Command
 from ..frame.outcome import Outcome
 from ..settings import Flat
+from .animation import with_tracers
 from .compared import Compared
 from .experiment import compare
 from .results import outcome
@@ -24,6 +27,8 @@ class CompareCommand(Command):
     """
 
     pair: Annotated[Compared, Flat] = Compared()
+    animate: bool = False
+    """Write flow.gif and flow.html, too: the tokens on their way through depth."""
 
     NAME: ClassVar[str] = "compare"
 
@@ -36,9 +41,21 @@ class CompareCommand(Command):
 
     def check(self) -> None:
         self.pair.check()
+        if require_bool("animate", self.animate):
+            self._check_animate()
         super().check()
+
+    def _check_animate(self) -> None:
+        setting = self.pair.setting
+        if setting.d < 2:
+            raise ValueError(
+                f"d must be at least 2 with animate, which shows a plane; got {setting.d}. Leave "
+                "animate out."
+            )
+        problem = setting.make_problem()
+        with_tracers(problem, problem.contexts[0])
 
     def measure(self, progress: bool = True) -> Outcome:
         pair = self.chosen
         comparisons = compare(pair, self.device, self.chosen_engine(), self.memory_bytes)
-        return outcome(comparisons, pair, self.device)
+        return outcome(comparisons, pair, self.device, self.animate)

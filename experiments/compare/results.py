@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..frame.film import film_kinds
 from ..frame.kept import plain
 from ..frame.outcome import Outcome
 from ..provenance import provenance
+from .animation import FlowFilm
 from .compared import Compared
 from .comparison import DISTANCE_COLUMNS, ERROR_COLUMNS, PATH_COLUMNS, Comparison
 from .figure import comparison_figure
@@ -26,10 +28,17 @@ def outcome(
         for rows in (Comparison.path_rows, Comparison.error_rows)
     )
     distances = [row for comparison in comparisons for row in comparison.distances]
+    said = [line for comparison in comparisons for line in lines(comparison)]
+    films = {}
+    if animate:
+        films["flow"] = FlowFilm(comparisons)
+        said.append(films["flow"].words)
+        if "mp4" not in film_kinds():
+            said.append("flow.gif and flow.html; no MP4, for which matplotlib finds no ffmpeg")
     return Outcome(
         "compare",
         made | {"errors": errors, "distances": distances},
-        "\n".join(line for comparison in comparisons for line in lines(comparison)),
+        "\n".join(said),
         {"compare": lambda: comparison_figure(comparisons)},
         {"config": made},
         {
@@ -37,6 +46,7 @@ def outcome(
             "distances": (distances, DISTANCE_COLUMNS),
             "paths": (paths, PATH_COLUMNS),
         },
+        films=films,
     )
 
 
