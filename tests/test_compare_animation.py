@@ -22,6 +22,7 @@ from ipslimit.experiments.compare.animation import (
 )
 from ipslimit.experiments.compare.compared import Compared
 from ipslimit.experiments.compare.experiment import compare
+from ipslimit.experiments.frame.film import film_kinds
 from ipslimit.experiments.settings import Setting
 from ipslimit.measure.wasserstein import wasserstein2
 
@@ -149,6 +150,17 @@ def test_animate_writes_films_that_stand_alone_among_the_files(capsys, few, tmp_
 
 def test_a_film_is_short():
     assert PICTURES + FlowFilm.rest < 60
+
+
+@pytest.mark.parametrize("program", [None, "exit 3"])
+def test_without_a_program_that_writes_it_there_is_no_mp4(program, monkeypatch, tmp_path):
+    if program is not None:
+        (tmp_path / "ffmpeg").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    film_kinds.cache_clear()
+    assert film_kinds() == ("gif", "html")
+    film_kinds.cache_clear()
 
 
 MIXING = """

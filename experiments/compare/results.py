@@ -34,7 +34,9 @@ def outcome(
         films["flow"] = FlowFilm(comparisons)
         said.append(films["flow"].words)
         if "mp4" not in film_kinds():
-            said.append("flow.gif and flow.html; no MP4, for which matplotlib finds no ffmpeg")
+            said.append(
+                "flow.gif and flow.html; no MP4, for which there is no ffmpeg that writes it"
+            )
     return Outcome(
         "compare",
         made | {"errors": errors, "distances": distances},

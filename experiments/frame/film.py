@@ -8,8 +8,11 @@ from __future__ import annotations
 import abc
 import base64
 import contextlib
+import functools
 import html
 import io
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,11 +52,26 @@ class Film(abc.ABC):
         """Draw the picture of this number into the figure."""
 
 
-def film_kinds() -> list[str]:
-    """Suffixes of the files that can be written here: MP4 takes a program that matplotlib finds."""
-    from matplotlib.animation import FFMpegWriter
+@functools.cache
+def film_kinds() -> tuple[str, ...]:
+    """Suffixes of the files that can be written here.
 
-    return ["gif", "html", *(["mp4"] if FFMpegWriter.isAvailable() else [])]
+    MP4 takes a program that matplotlib finds, and that has the encoder: it is tried.
+    """
+    from matplotlib.animation import FFMpegWriter
+    from matplotlib.figure import Figure
+
+    always = "gif", "html"
+    if not FFMpegWriter.isAvailable():
+        return always
+    with tempfile.TemporaryDirectory() as folder:
+        writer = FFMpegWriter(fps=1)
+        try:
+            with writer.saving(Figure(figsize=(1, 1)), str(Path(folder) / "trial.mp4"), DPI):
+                writer.grab_frame()
+        except (OSError, subprocess.CalledProcessError):
+            return always
+    return *always, "mp4"
 
 
 def write_film(path: Path, film: Film) -> None:
