@@ -6,19 +6,11 @@ from collections.abc import Iterator
 
 from ..frame.film import film_kinds
 from ..frame.kept import plain
-<<<<<<< HEAD
 from ..frame.outcome import Outcome, drawing
-=======
-from ..frame.outcome import Outcome
->>>>>>> distances
 from ..provenance import provenance
 from .animation import FlowFilm
 from .compared import Compared
 from .comparison import DISTANCE_COLUMNS, ERROR_COLUMNS, PATH_COLUMNS, Comparison
-<<<<<<< HEAD
-=======
-from .figure import comparison_figure
->>>>>>> distances
 
 
 def outcome(
@@ -48,11 +40,7 @@ def outcome(
         "compare",
         made | {"errors": errors, "distances": distances},
         "\n".join(said),
-<<<<<<< HEAD
         {"compare": drawing(f"{__package__}.figure", "comparison_figure", comparisons)},
-=======
-        {"compare": lambda: comparison_figure(comparisons)},
->>>>>>> distances
         {"config": made},
         {
             "errors": (errors, ERROR_COLUMNS),

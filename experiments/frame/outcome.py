@@ -82,11 +82,6 @@ class Outcome:
                 write_film(staged / name, film)
         drawn.remember(folder, self.name, digest)
         files = [f"{name}.json" for name in documents] + [f"{name}.csv" for name in self.tables]
-<<<<<<< HEAD
-        files += [f"{name}.md" for name in self.texts] + figures
-        return files + [f"{name}.{kind}" for name in self.films for kind in film_kinds()]
-=======
         files += [f"{name}.md" for name in self.texts]
         films = [f"{name}.{kind}" for name in self.films for kind in film_kinds()]
         return files + figures + films
->>>>>>> distances
