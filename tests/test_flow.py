@@ -194,6 +194,8 @@ def test_points_do_not_see_each_other_and_may_be_many(run, monkeypatch, name):
     assert_to_rounding(ask(STEPS, POINTS), apart, 2048)
     of_contexts = ask(STEPS, torch.stack([POINTS, POINTS.flip(0)]))
     assert_to_rounding(of_contexts[:, :, 1].flip(axis), ask(STEPS, POINTS)[:, :, 1], 2048)
+    of_seeds = ask(STEPS, torch.stack([POINTS, POINTS.flip(0)])[:, None].expand(-1, B, -1, -1))
+    assert_to_rounding(of_seeds[1].flip(axis), ask(STEPS, POINTS)[1], 2048)
     whole = ask(STEPS, POINTS)
     monkeypatch.setattr(company, "TOGETHER", 1)
     assert_to_rounding(ask(STEPS, POINTS), whole, 2048)
@@ -237,7 +239,7 @@ def test_a_language_model_carries_points_that_have_no_label():
 
 BAD = {
     "points must have shape": {"points": POINTS[:, :2]},
-    "points must have shape .n, d. or .B, n, d.": {"points": torch.ones(3, 2, D, dtype=F64)},
+    "points must have shape .*seeds=2, B=2, d=3": {"points": torch.ones(3, 2, D, dtype=F64)},
     "points must have shape .* got .3,.": {"points": POINTS[0]},
     "points must be finite": {"points": POINTS / 0},
     "points must have the dtype": {"points": POINTS.float()},

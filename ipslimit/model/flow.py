@@ -94,7 +94,7 @@ def jacobians(branch: Branch, company: Company, states: torch.Tensor) -> torch.T
         x = states[i : branch.lead[0] * stages : stages]
         tokens = x.new_zeros(company.tokens_shape)
         for a in range(d):
-            cotangent = company.join(tokens, rows[a].expand(company.points.shape))
+            cotangent = company.join(tokens, rows[a].expand(company.points.shape[-3:]))
             dx = company.of_points(stage.vjp(x, cotangent, company.sight, False)[0])
             if own is None:
                 own = x.new_empty(stages * len(x), *dx.shape[1:-1], d, d)
@@ -135,19 +135,19 @@ def _parts(
             f"run must hold the units of all processes; got that of {run.of['group']}. Train "
             "without a group."
         )
-    company = company_of(
-        problem, flow_batch(problem, run.batches, k, probe, device), points, position
-    )
+    batch = flow_batch(problem, run.batches, k, probe, device)
+    company = company_of(problem, batch, points, position, len(run.seeds))
     x, p = (run.probe_x, run.probe_p) if probe else (run.x, run.p)
     # the seeds of the whole law are one, repeated
-    seeds = slice(1) if x[k].stride(0) == 0 else slice(None)
+    shared = x[k].stride(0) == 0 and company.points.ndim == 3
+    seeds = slice(1) if shared else slice(None)
     x, p = x[k][seeds], p[k][seeds]
     families = run.units[k].items()
     families = {n: u.map(lambda t: t[seeds].transpose(0, 1).contiguous()) for n, u in families}
     branch = problem.block.branch(families)
     scale, states = float(run.depth) ** -run.residual_exponent, len(branch.stages) * run.depth + 1
     numbers = states * len(x) * problem.d * per_number
-    require_room("points", company.points.shape[0] * company.points.shape[1] * numbers, x.dtype)
+    require_room("points", company.points.shape[-3:-1].numel() * numbers, x.dtype)
     x0 = company.batch.ordered(x[:, 0])
     for part in company.split(numbers):
         sizes = part.contexts, part.size
