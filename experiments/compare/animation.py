@@ -56,7 +56,8 @@ class FlowFilm(Film):
         run = comparisons[0].run
         self.title = f"Tokens through depth: L={run.depth}, H={run.head_count:g} on the limit"
         speed = max(np.quantile(panel.speeds, 0.95) for panel in self.panels)
-        self.time = float(0.9 * grid.spacing / speed) if speed > 0 else 1.0
+        # so much of depth that arrows do not overlap; no more than there is
+        self.time = min(1.0, float(0.9 * grid.spacing / max(speed, 1e-300)))
         self.words = (
             f"Tokens of one context at depth s: {len(run.seeds)} runs (dots) on the limit (rings, "
             f"with their paths). Arrows: the limit's flow, how far a token put there moves in "
