@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ipslimit import Problem
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.wasserstein import wasserstein2
 
 from ..frame.film import Film
@@ -163,7 +164,7 @@ class Panel:
         self.arrows = (velocities @ plane.axes).numpy()
         self.speeds = np.linalg.norm(self.arrows, axis=-1)
         self.distances = [
-            np.sqrt(np.mean([wasserstein2(y, x, largest=PAIRS).distance ** 2 for y in cloud]))
+            root_mean_square([wasserstein2(y, x, largest=PAIRS).distance for y in cloud])
             for cloud, x in zip(run.movedim(1, 0), limit, strict=True)
         ]
 
