@@ -87,6 +87,17 @@ def test_a_translation_is_as_long_as_its_shift(weighted, largest):
     assert wasserstein2(x, x.copy(), a, a, largest=largest).distance < 1e-7
 
 
+@pytest.mark.parametrize("largest", [0, 10**4])
+@pytest.mark.parametrize("d", [1, 3])
+def test_clouds_of_any_finite_size_have_a_distance(d, largest):
+    """Those of a run that is about to diverge."""
+    x, y = cloud(5, d), cloud(5, d)
+    plain = wasserstein2(x, y, largest=largest).distance
+    for scale in (1e-100, 1e100, 1e200, 1e307):
+        found = wasserstein2(scale * x, scale * y, largest=largest).distance
+        assert found / scale == pytest.approx(plain, rel=1e-9)
+
+
 def test_two_gaussians_are_as_far_apart_as_the_closed_form_says():
     """Within what samples are from their law: W2 is a metric, and that is seen from two samples."""
     first, second = np.array([[1.0, 0.3], [0.3, 0.5]]), np.array([[0.2, 0.0], [0.0, 2.0]])

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ipslimit import Problem
+from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.wasserstein import wasserstein2
 
 from ..frame.film import Film
@@ -56,7 +57,8 @@ class FlowFilm(Film):
         run = comparisons[0].run
         self.title = f"Tokens through depth: L={run.depth}, H={run.head_count:g} on the limit"
         speed = max(np.quantile(panel.speeds, 0.95) for panel in self.panels)
-        self.time = float(0.9 * grid.spacing / speed) if speed > 0 else 1.0
+        # so much of depth that arrows do not overlap; no more than there is
+        self.time = min(1.0, float(0.9 * grid.spacing / max(speed, 1e-300)))
         self.words = (
             f"Tokens of one context at depth s: {len(run.seeds)} runs (dots) on the limit (rings, "
             f"with their paths). Arrows: the limit's flow, how far a token put there moves in "
@@ -162,7 +164,7 @@ class Panel:
         self.arrows = (velocities @ plane.axes).numpy()
         self.speeds = np.linalg.norm(self.arrows, axis=-1)
         self.distances = [
-            np.sqrt(np.mean([wasserstein2(y, x, largest=PAIRS).distance ** 2 for y in cloud]))
+            root_mean_square([wasserstein2(y, x, largest=PAIRS).distance for y in cloud])
             for cloud, x in zip(run.movedim(1, 0), limit, strict=True)
         ]
 

@@ -173,7 +173,8 @@ def _over_seeds(square: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _mean_of_contexts(distances: Distances) -> np.ndarray:
     """Squared distances (seeds, layers)."""
-    square = np.square(distances.values)
+    with np.errstate(over="ignore"):  # as the squares of errors are, those may be infinite
+        square = np.square(distances.values)
     return np.moveaxis(square.mean(axis=-1) if square.ndim > 2 else square, 0, 1)
 
 

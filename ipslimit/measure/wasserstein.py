@@ -27,6 +27,8 @@ from .parameters import theta_names
 LARGEST = 2**22
 # Orthonormal frames that a lower bound is the best of.
 FRAMES = 8
+# Coordinates above this are made smaller before they are squared.
+HUGE = 1e140
 # How far sums of weights may be from 1: those of float32 are.
 ROUNDING = 1e-5
 
@@ -199,6 +201,10 @@ def _distance(
     x: np.ndarray, y: np.ndarray, a: np.ndarray | None, b: np.ndarray | None, largest: int
 ) -> Wasserstein:
     """Of finite points, all of positive weight; None for weights that are all equal."""
+    size = max(float(np.abs(x).max()), float(np.abs(y).max()))
+    if size > HUGE:  # its square would be infinite
+        found = _distance(x / size, y / size, a, b, largest)
+        return dataclasses.replace(found, distance=size * found.distance)
     alike = a is None and b is None and len(x) == len(y)
     if x.shape[1] == 1:
         return Wasserstein(float(_along_axes(x, y, a, b)[0]) ** 0.5, "sorting", True)
