@@ -14,7 +14,7 @@ from ipslimit.checks import require_int, require_real, resolve_device
 from ipslimit.measure.errors import mean_square
 from ipslimit.model.blocks import MOST_HEADS
 from ipslimit.model.run_arguments import MOST_SEEDS
-from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers import LimitRun
 
 from .cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, train_seeds
 from .choices import RULES
@@ -22,6 +22,7 @@ from .engines import Engine, choose_engine, compute
 from .frame.kept import plain
 from .frame.outcome import Outcome
 from .frame.own import is_own
+from .limit import solve_limit
 from .memory import seeds_that_fit
 from .plots import COLOURS, NAMES, SMALL, TEXT, caption, heading, rule_name, short_name
 from .provenance import provenance
@@ -31,20 +32,10 @@ if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PATH_COLUMNS = ["rule", "step", "variable", "context", "token", "component", "s", "model", "value"]
-ERROR_COLUMNS = [
-    "rule",
-    "step",
-    "variable",
-    "r",
-    "s",
-    "rms",
-    "rms_low",
-    "rms_high",
-    "bias",
-    "limit_error",
-    "quadrature_error",
-]
+PATH_COLUMNS = "rule step variable context token component s model value".split()
+ERROR_COLUMNS = (
+    "rule step variable r s rms rms_low rms_high bias limit_error quadrature_error".split()
+)
 
 DRAWN = 6  # tokens whose paths are drawn, at most
 
