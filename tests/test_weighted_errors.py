@@ -8,7 +8,13 @@ import torch
 from builders import F64, normal, small_atoms
 
 from ipslimit import AdamW, Problem, XavierUniform, train_particles
-from ipslimit.measure.errors import bias_table, error_table, quadrature_table, weak_table
+from ipslimit.measure.errors import (
+    bias_table,
+    error_table,
+    flow_table,
+    quadrature_table,
+    weak_table,
+)
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.solvers import solve_limit
 
@@ -219,3 +225,28 @@ def test_sets_that_are_none_are_refused(traced, sets, kind, words):
         with pytest.raises(kind, match=words) as refused:
             table()
         assert "\n" not in str(refused.value)
+
+
+def test_errors_of_flow_maps_are_those_of_tracers_there(traced):
+    """A point carried along with the others is one of them, whose weight is zero."""
+    limit, whole, run = traced
+    points = run.problem.contexts[:, 3:]
+    rows = flow_table(run, whole, points, name="tracer")
+    assert {(r["step"], r["variable"], r["norm"]) for r in rows} == {
+        (k, v, n) for k in RECORD for v in "xp" for n in ("rms", "sup")
+    }
+    table = error_table(run, whole, limit)
+    for row in rows:
+        (same,) = rows_of(table, **{key: row[key] for key in row if key != "error"})
+        assert row["error"] == pytest.approx(same["error"], rel=1e-9)
+
+
+def test_errors_of_flow_maps_of_runs_that_do_not_belong_together_are_refused(traced):
+    _, whole, run = traced
+    points = normal(2, 3)
+    with pytest.raises(ValueError, match=r"^whole must be the heads=None run of depth 4; got"):
+        flow_table(run, run, points)
+    with pytest.raises(TypeError, match=r"^run must be a ParticleRun"):
+        flow_table(None, whole, points)
+    with pytest.raises(ValueError, match=r"^points must"):
+        flow_table(run, whole, points[:, :2])

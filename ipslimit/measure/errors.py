@@ -30,9 +30,9 @@ from ..model.rules.identity import require_same_rule
 from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
 from .parameters import end_gaps, unit_distances
-from .token_sets import TokenSets, masked, require_places, sets_of, token_mean
+from .rows import Row, error_rows, mean_square, norm_rows, peak_of, row_key, squared
+from .token_sets import TokenSets, require_places, sets_of, token_mean
 
-Row = dict[str, object]
 Places = Mapping[str, torch.Tensor]
 
 
@@ -83,14 +83,14 @@ def bias_table(whole: ParticleRun, limit: Limit, sets: Places | None = None) -> 
     whole = first_seed(whole)  # all of them share one answer
     rows: list[Row] = []
     for step, variable, _, counts, bias in _biases(whole, limit, sets):
-        square = _square(bias)
+        square = squared(bias)
         for where, weights in counts.items():
-            rows += _norms(_key(whole, step, variable, "bias", where), (0,), square, weights)
+            rows += norm_rows(row_key(whole, step, variable, "bias", where), (0,), square, weights)
     for step, variable, square, weights in unit_distances(whole, None, limit):
-        key = _key(whole, step, variable, "bias", "train")
-        rows += _norms(key, (0,), square[:, :, None], weights[:, :, None])
+        key = row_key(whole, step, variable, "bias", "train")
+        rows += norm_rows(key, (0,), square[:, :, None], weights[:, :, None])
     for step, variable, gap in end_gaps(whole, limit):
-        rows += _norms(_key(whole, step, variable, "bias", "train"), (0,), _square(gap))
+        rows += norm_rows(row_key(whole, step, variable, "bias", "train"), (0,), squared(gap))
     return rows
 
 
@@ -109,10 +109,10 @@ def quadrature_table(limit: Limit) -> list[Row]:
     """
     rows: list[Row] = []
     for (name, step), gaps in limit.quadrature_gaps.items():
-        square, seeds = _square(gaps), range(1, len(gaps) + 1)
+        square, seeds = squared(gaps), range(1, len(gaps) + 1)
         for where, weights in sets_of(limit, name, step).items():
             key = {"step": step, "variable": name[-1], "term": "quadrature", "set": where}
-            rows += _norms(key | {"L": math.inf, "H": math.inf}, seeds, square, weights)
+            rows += norm_rows(key | {"L": math.inf, "H": math.inf}, seeds, square, weights)
     return rows
 
 
@@ -154,17 +154,7 @@ def error_table(
         limit in its rule; and for sets of other places.
     """
     _require_runs(limit, run=run, whole=whole)
-    if whole.depth != run.depth or not math.isinf(whole.head_count):
-        raise ValueError(
-            f"whole must be the heads=None run of depth {run.depth}; got depth {whole.depth}, "
-            f"heads {whole.head_count}. Train it with heads=None."
-        )
-    if set(run.x) != set(whole.x):
-        raise ValueError(
-            f"run and whole must record the same steps; got {sorted(run.x)} and "
-            f"{sorted(whole.x)}. Pass the same record= to both."
-        )
-    _require_same_model(run, whole)
+    _require_whole(run, whole)
     _require_rule_of_limit("run", run, limit)
     whole = first_seed(whole)
     rows: list[Row] = []
@@ -172,17 +162,56 @@ def error_table(
         fluctuation = getattr(run, name)[step] - getattr(whole, name)[step]
         expected = None if predicted is None else getattr(predicted, name)[step]
         for where, weights in counts.items():
-            key = _key(run, step, variable, "total", where)
+            key = row_key(run, step, variable, "total", where)
             rows += _rows_of_gaps(key, run.seeds, fluctuation, bias, expected, weights)
     for step, variable, square, weights in unit_distances(run, whole, None):
-        key = _key(run, step, variable, "fluctuation", "train")
-        rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
+        key = row_key(run, step, variable, "fluctuation", "train")
+        rows += norm_rows(key, run.seeds, square[:, :, None], weights[:, :, None])
     for step, variable, square, weights in unit_distances(run, None, limit):
-        key = _key(run, step, variable, "total", "train")
-        rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
+        key = row_key(run, step, variable, "total", "train")
+        rows += norm_rows(key, run.seeds, square[:, :, None], weights[:, :, None])
     for term, reference in (("fluctuation", whole), ("total", limit)):
         for step, variable, gap in end_gaps(run, reference):
-            rows += _norms(_key(run, step, variable, term, "train"), run.seeds, _square(gap))
+            rows += norm_rows(row_key(run, step, variable, term, "train"), run.seeds, squared(gap))
+    return rows
+
+
+def flow_table(
+    run: ParticleRun,
+    whole: ParticleRun,
+    points: torch.Tensor,
+    position: int | None = None,
+    name: str = "flow",
+) -> list[Row]:
+    """Rows of the fluctuation at points that are no tokens: of the flow map, and of its costate.
+
+    Parameters
+    ----------
+    run : ParticleRun
+    whole : ParticleRun with heads=None, of the same depth
+    points, position
+        As of `ParticleRun.flow`; the points are those of a norm, and count alike.
+    name : str
+        What the set of points is called in the rows.
+
+    Returns
+    -------
+    list of dict
+        As `error_table`, with term "fluctuation" of x and p.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `error_table` and `ParticleRun.flow_p`.
+    """
+    _require_particles(run=run, whole=whole)
+    _require_whole(run, whole)
+    whole, rows = first_seed(whole), []
+    for step in run.x:
+        for variable, of in (("x", ParticleRun.flow), ("p", ParticleRun.flow_p)):
+            gap = of(run, step, points, position) - of(whole, step, points, position)
+            key = row_key(run, step, variable, "fluctuation", name)
+            rows += norm_rows(key, run.seeds, squared(gap))
     return rows
 
 
@@ -215,10 +244,10 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
             variance = values.var(0).sum(-1) if count > 1 else None
             for where, weights in counts.items():
                 gap = mean_square(difference, weights)
-                peak = _peak(gap[None])
+                peak = peak_of(gap[None])
                 spread = torch.nan if variance is None else token_mean(variance, weights)[peak]
                 rows.append(
-                    _key(run, step, variable, None, where)
+                    row_key(run, step, variable, None, where)
                     | {"seeds": count, "error": math.sqrt(gap[peak])}
                     | {"standard_error": math.sqrt(float(spread) / count)}
                 )
@@ -226,7 +255,7 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
         losses = run.loss[alive, step]
         spread = float(losses.std()) / math.sqrt(count) if count > 1 else math.nan
         rows.append(
-            _key(run, step, "loss", None, "train")
+            row_key(run, step, "loss", None, "train")
             | {"seeds": count, "error": float(losses.mean() - limit_loss[step])}
             | {"standard_error": spread}
         )
@@ -244,15 +273,29 @@ def require_limit_of(run: object, limit: object) -> None:
 
 
 def _require_runs(limit: object, **runs: object) -> None:
-    for name, run in runs.items():
-        if not isinstance(run, ParticleRun):
-            raise TypeError(f"{name} must be a ParticleRun; got {shown(run)}.")
+    _require_particles(**runs)
     if not callable(getattr(limit, "x", None)):
         raise TypeError(f"limit must be a run of solve_limit; got {shown(limit)}.")
 
 
-def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
+def _require_particles(**runs: object) -> None:
+    for name, run in runs.items():
+        if not isinstance(run, ParticleRun):
+            raise TypeError(f"{name} must be a ParticleRun; got {shown(run)}.")
+
+
+def _require_whole(run: ParticleRun, whole: ParticleRun) -> None:
     """Refuse a whole-law run of another model, as far as the runs themselves can tell."""
+    if whole.depth != run.depth or not math.isinf(whole.head_count):
+        raise ValueError(
+            f"whole must be the heads=None run of depth {run.depth}; got depth {whole.depth}, "
+            f"heads {whole.head_count}. Train it with heads=None."
+        )
+    if set(run.x) != set(whole.x):
+        raise ValueError(
+            f"run and whole must record the same steps; got {sorted(run.x)} and "
+            f"{sorted(whole.x)}. Pass the same record= to both."
+        )
     require_same_rule("whole.rule", whole.rule, "run", run.rule)
     ours, theirs = run.residual_exponent, whole.residual_exponent
     if ours != theirs:
@@ -332,53 +375,17 @@ def _rows_of_gaps(
 ) -> list[Row]:
     """Rows of the terms that an error splits into, over one set of tokens."""
     total = fluctuation + bias
-    rows = _norms(key, seeds, _square(total), weights)
-    rows += _norms(key | {"term": "fluctuation"}, seeds, _square(fluctuation), weights)
-    peak = _peak(mean_square(total, weights))
+    rows = norm_rows(key, seeds, squared(total), weights)
+    rows += norm_rows(key | {"term": "fluctuation"}, seeds, squared(fluctuation), weights)
+    peak = peak_of(mean_square(total, weights))
     cross = 2 * token_mean((fluctuation * bias).sum(-1), weights)[:, peak]
-    rows += _rows(key | {"term": "cross"}, "rms", seeds, cross)
+    rows += error_rows(key | {"term": "cross"}, "rms", seeds, cross)
     if expected is not None:
-        peak = _peak(mean_square(fluctuation, weights))
+        peak = peak_of(mean_square(fluctuation, weights))
         for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
             errors = mean_square(value, weights)[:, peak].sqrt()
-            rows += _rows(key | {"term": term}, "rms", seeds, errors)
+            rows += error_rows(key | {"term": term}, "rms", seeds, errors)
     return rows
-
-
-def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: str) -> Row:
-    key: Row = {"step": step, "variable": variable}
-    if term is not None:
-        key["term"] = term
-    key |= {"set": where, "L": run.depth, "H": float(run.head_count)}
-    if len(set(run.unit_numbers.values())) > 1:
-        key |= {f"H_{family}": float(number) for family, number in run.unit_numbers.items()}
-    return key
-
-
-def _norms(key: Row, seeds, square: torch.Tensor, weights: torch.Tensor | None = None) -> list[Row]:
-    """rms and sup rows of squared distances (seeds, layers, ., .), which count by weights."""
-    mean = token_mean(square, weights)
-    largest = square if weights is None else masked(square, weights)
-    rms = mean[:, _peak(mean)].sqrt()
-    return _rows(key, "rms", seeds, rms) + _rows(
-        key, "sup", seeds, largest.flatten(1).amax(1).sqrt()
-    )
-
-
-def _square(gap: torch.Tensor) -> torch.Tensor:
-    return gap.square().sum(-1)
-
-
-def _rows(key: Row, norm: str, seeds, errors: torch.Tensor) -> list[Row]:
-    return [
-        key | {"norm": norm, "seed": seed, "error": error}
-        for seed, error in zip(seeds, errors.tolist(), strict=True)
-    ]
-
-
-def mean_square(gap: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """mean_{b,i} |gap|^2 for gap (..., B, N, d), by weights (B, N) of tokens or all alike."""
-    return token_mean(_square(gap), weights)
 
 
 def root_mean_square(errors: Sequence[float]) -> float:
@@ -389,9 +396,3 @@ def root_mean_square(errors: Sequence[float]) -> float:
     kept = np.asarray(errors, dtype=float)
     kept = kept[np.isfinite(kept)]
     return math.sqrt(np.mean(kept**2)) if len(kept) else math.nan
-
-
-def _peak(square: torch.Tensor) -> int:
-    """Layer at which the mean over the seeds that are finite is largest; square (seeds, layers)."""
-    finite = torch.isfinite(square).all(1)
-    return int(square[finite].mean(0).argmax()) if finite.any() else 0

@@ -26,9 +26,9 @@ def sets_of(run: object, name: str, step: int, places: Mapping | None = None) ->
     `places`: by the name of a set, what the token at each place counts, (N,).
     """
     probe = name.startswith("probe")
-    where, weights = "train", getattr(run, "token_weights", None)
+    where, weights = "train", run.token_weights
     if probe:
-        where, weights = "probe", getattr(run, "probe_token_weights", None)
+        where, weights = "probe", run.probe_token_weights
     elif weights is not None and step in run.batches:
         weights = weights[run.batches[step].to(weights.device)]
     found = {where: weights}
