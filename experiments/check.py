@@ -339,7 +339,7 @@ class CheckCommand(Command):
             name=self.NAME,
             numbers=numbers,
             summary=checked.summary(),
-            figures={self.NAME: check_figure(checked, setting)},
+            figures={self.NAME: lambda: check_figure(checked, setting)},
             documents={"config": provenance(self.device) | made, self.NAME: numbers},
             tables={self.NAME: (rows, COLUMNS)},
             status=0 if checked.agreed else 1,

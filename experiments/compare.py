@@ -394,7 +394,7 @@ def outcome(
         "compare",
         made | {"errors": errors},
         summary,
-        {"compare": comparison_figure(comparisons)},
+        {"compare": lambda: comparison_figure(comparisons)},
         {"config": made},
         {"errors": (errors, ERROR_COLUMNS), "paths": (paths, PATH_COLUMNS)},
     )

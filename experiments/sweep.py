@@ -20,7 +20,7 @@ from ipslimit.solvers import LimitRun, solve_limit
 from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_cell
 from .engines import Engine, choose_engine
 from .frame import runner
-from .frame.outcome import Outcome
+from .frame.outcome import Outcome, drawing
 from .frame.own import digest_of
 from .frame.task import Task
 from .memory import most_nodes, seeds_that_fit
@@ -376,15 +376,13 @@ def outcome(
     `device` computed the numbers. `SweepSetting.from_dict` gives back what config.json and
     rates.json hold at "study".
     """
-    from .plots import rates_figure  # matplotlib is slow to import; a killed sweep never needs it
-
     made = provenance(device) | {"study": study.as_dict()}
     numbers = made | result.as_dict()
     return Outcome(
         "rates",
         numbers,
         summary,
-        {"rates": rates_figure(result, study)},
+        {"rates": drawing(f"{__package__}.plots", "rates_figure", result, study)},
         {"config": made, "rates": numbers},
         {
             "results": ([_whole_heads(row) for row in result.rows], COLUMNS),

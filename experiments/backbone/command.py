@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from ..frame.command import ON_TEXT, ExperimentCommand
-from ..frame.outcome import Outcome
+from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
 from .experiment import BackboneCell, BackboneExperiment
 from .results import BackboneResult, summary
@@ -29,8 +29,11 @@ class BackboneCommand(ExperimentCommand):
     CANNOT = ON_TEXT
 
     def find(self, experiment: BackboneExperiment, found: dict[BackboneCell, dict]) -> Outcome:
-        from .figure import backbone_figure  # matplotlib is slow to import
-
         result = BackboneResult(experiment.setting, found)
         numbers = self.made("setting") | result.as_dict()
-        return Outcome(self.NAME, numbers, summary(result), {self.NAME: backbone_figure(result)})
+        return Outcome(
+            self.NAME,
+            numbers,
+            summary(result),
+            {self.NAME: drawing(f"{__package__}.figure", "backbone_figure", result)},
+        )

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from ..frame.command import ON_TEXT, ExperimentCommand
-from ..frame.outcome import Outcome
+from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
 from .experiment import BoundaryCell, BoundaryExperiment, BoundarySetting
 from .results import BoundaryResult, summary
@@ -28,8 +28,11 @@ class BoundaryCommand(ExperimentCommand):
     CANNOT = ON_TEXT
 
     def find(self, experiment: BoundaryExperiment, found: dict[BoundaryCell, dict]) -> Outcome:
-        from .figure import boundary_figure  # matplotlib is slow to import
-
         result = BoundaryResult(experiment.setting, found)
         numbers = self.made("setting") | result.as_dict()
-        return Outcome(self.NAME, numbers, summary(result), {self.NAME: boundary_figure(result)})
+        return Outcome(
+            self.NAME,
+            numbers,
+            summary(result),
+            {self.NAME: drawing(f"{__package__}.figure", "boundary_figure", result)},
+        )

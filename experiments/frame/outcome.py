@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import importlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..store import finite, replacing, write_csv, write_figure, write_json
 from ..together import write_together
+from . import drawn
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
+
+
+def drawing(module: str, function: str, *arguments: object) -> Callable[[], Figure]:
+    """A figure that is made when it is drawn: matplotlib is slow to import."""
+    return lambda: getattr(importlib.import_module(module), function)(*arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Outcome:
     summary : str
         What is printed else.
     figures : dict
-        Name of a PNG and a PDF file -> figure.
+        Name of a PNG and a PDF file -> function that makes the figure, which is not called where
+        these files are there of the same results and the same code.
     documents : dict, optional
         Name of a JSON file -> its content; without it, NAME.json holds `numbers`.
     tables : dict
@@ -43,7 +51,7 @@ class Outcome:
     name: str
     numbers: dict
     summary: str
-    figures: dict[str, Figure]
+    figures: dict[str, Callable[[], Figure]]
     documents: dict[str, dict] | None = None
     tables: dict[str, tuple[Iterable[dict], list[str]]] = dataclasses.field(default_factory=dict)
     damaged: list[str] = dataclasses.field(default_factory=list)
@@ -53,6 +61,7 @@ class Outcome:
     def write(self, folder: Path) -> list[str]:
         """All the files, or none of them; returns their names."""
         documents = {self.name: self.numbers} if self.documents is None else self.documents
+        figures = [f"{name}.{kind}" for name in self.figures for kind in ("png", "pdf")]
         with write_together(folder, self.name) as staged:
             for name, content in documents.items():
                 write_json(staged / f"{name}.json", finite(content))
@@ -61,8 +70,11 @@ class Outcome:
             for name, text in self.texts.items():
                 with replacing(staged / f"{name}.md") as file:
                     file.write(text)
-            for name, figure in self.figures.items():
-                write_figure(staged / name, figure)
+            digest = drawn.mark(staged)
+            if not drawn.take_over(folder, self.name, staged, figures):
+                for name, figure in self.figures.items():
+                    write_figure(staged / name, figure())
+        drawn.remember(folder, self.name, digest)
         files = [f"{name}.json" for name in documents] + [f"{name}.csv" for name in self.tables]
         files += [f"{name}.md" for name in self.texts]
-        return files + [f"{name}.{kind}" for name in self.figures for kind in ("png", "pdf")]
+        return files + figures

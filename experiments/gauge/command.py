@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from ..frame.command import NO_MEMORY, ExperimentCommand
-from ..frame.outcome import Outcome
+from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
 from ..store import numbers
 from .experiment import GaugeCell, GaugeExperiment, GaugeSetting
@@ -35,8 +35,6 @@ class GaugeCommand(ExperimentCommand):
         return GaugeExperiment(self.chosen, self.folder / "cells", self.device)
 
     def find(self, experiment: GaugeExperiment, found: dict[GaugeCell, dict]) -> Outcome:
-        from .figure import gauge_figure  # matplotlib is slow to import
-
         as_it_is = {cell.treatment: numbers(found[cell]) for cell in experiment.setting.as_it_is}
         runs = {cell: numbers(found[cell]) for cell in experiment.setting.runs()}
         result = GaugeResult(experiment.setting, as_it_is, runs)
@@ -44,7 +42,7 @@ class GaugeCommand(ExperimentCommand):
             self.NAME,
             result.as_dict(),
             result.summary(),
-            {self.NAME: gauge_figure(result)},
+            {self.NAME: drawing(f"{__package__}.figure", "gauge_figure", result)},
             {"config": self.made("study", self.device), self.NAME: result.as_dict()},
             {self.NAME: (result.rows(), COLUMNS)},
         )

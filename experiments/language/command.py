@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from ..frame.command import NO_MEMORY, ExperimentCommand
-from ..frame.outcome import Outcome
+from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
 from .experiment import LanguageCell, LanguageExperiment
 from .report import page, summary
@@ -37,15 +37,13 @@ class LanguageCommand(ExperimentCommand):
         return LanguageExperiment(self.chosen, self.folder / "cells", self.place, self.cache)
 
     def find(self, experiment: LanguageExperiment, found: dict[LanguageCell, dict]) -> Outcome:
-        from .figure import language_figure  # matplotlib is slow to import
-
         result = LanguageResult(experiment.setting, experiment.text, found)
         numbers = result.as_dict()
         return Outcome(
             self.NAME,
             numbers,
             summary(result),
-            {self.NAME: language_figure(result)},
+            {self.NAME: drawing(f"{__package__}.figure", "language_figure", result)},
             {"config": self.made("study", self.device), self.NAME: numbers},
             {
                 "losses": (result.loss_rows(), LOSS_COLUMNS),

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from ..frame.command import ON_TEXT, ExperimentCommand
-from ..frame.outcome import Outcome
+from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
 from ..text.transformer import make_decoder
 from .experiment import RebalanceCell, RebalanceExperiment, RebalanceSetting
@@ -36,8 +36,6 @@ class RebalanceCommand(ExperimentCommand):
         return RebalanceExperiment(self.chosen, self.folder / "cells", self.cache)
 
     def find(self, experiment: RebalanceExperiment, found: dict[RebalanceCell, dict]) -> Outcome:
-        from .figure import rebalance_figure  # matplotlib is slow to import
-
         setting, tokens = experiment.setting, experiment.tokens
         result = RebalanceResult(setting, found)
         parameters = {
@@ -55,7 +53,7 @@ class RebalanceCommand(ExperimentCommand):
             self.NAME,
             numbers,
             summary(result, source),
-            {self.NAME: rebalance_figure(result)},
+            {self.NAME: drawing(f"{__package__}.figure", "rebalance_figure", result)},
             {"config": config, self.NAME: numbers},
             {"perplexities": (result.rows(), COLUMNS)},
         )

@@ -165,7 +165,7 @@ def outcome(finding: Finding, device: object = "auto") -> Outcome:
         "finding",
         as_dict(finding) | provenance(device),
         summary(finding),
-        {picture.name: picture.figure for picture in finding.pictures},
+        {picture.name: lambda own=picture: own.figure for picture in finding.pictures},
         tables={table.name: (table.rows, table.columns) for table in finding.tables},
     )
 
