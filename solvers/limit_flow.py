@@ -8,6 +8,8 @@ that carries tokens: X and P of a point, and the Jacobian dX/dy, which solves
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -16,7 +18,6 @@ from ipslimit.checks import require_choice, require_room
 from ipslimit.model.branch import Branch
 from ipslimit.model.company import Company, company_of
 from ipslimit.model.flow import flow_batch, jacobians
-from ipslimit.model.tracers import LIGHT
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
@@ -114,7 +115,7 @@ class OnGrid:
     @cached_property
     def x(self) -> Trajectory:
         """(B, n, d) at each depth."""
-        return self._of_points(self._joined)
+        return _together(self._parts, self._joined, Company.of_points)
 
     @cached_property
     def p(self) -> Trajectory:
@@ -125,8 +126,8 @@ class OnGrid:
             y = part.of_points(joined.edges[-1])
             p_end = part.costate_at_end(self._problem, x, p, y)
             pi, _ = March().backward(self._system(part.lit), joined, p_end, False)
-            found.append(pi.map(lambda t: t / LIGHT[t.dtype]))
-        return self._of_points(found)
+            found.append(pi)
+        return _together(self._parts, found, Company.costates)
 
     @cached_property
     def jacobian(self) -> Trajectory:
@@ -138,12 +139,14 @@ class OnGrid:
     def _system(self, sight) -> System:
         return System(self.grid, self._branch, sight, {"field": 0, "vjp": 0})
 
-    def _of_points(self, joined: list[Trajectory]) -> Trajectory:
-        parts = [t.map(own.of_points) for own, t in zip(self._parts, joined, strict=True)]
-        edges, slopes = (
-            torch.cat([getattr(part, name) for part in parts], -2) for name in ("edges", "slopes")
-        )
-        return Trajectory(self.grid, edges, slopes)
+
+def _together(parts: list[Company], joined: list[Trajectory], of: Callable) -> Trajectory:
+    """Of all points, what `of` takes from each part's trajectory."""
+    found = [t.map(functools.partial(of, own)) for own, t in zip(parts, joined, strict=True)]
+    edges, slopes = (
+        torch.cat([getattr(part, name) for part in found], -2) for name in ("edges", "slopes")
+    )
+    return Trajectory(joined[0].grid, edges, slopes)
 
 
 def _linear(grid: DepthGrid, a: torch.Tensor) -> Trajectory:

@@ -9,7 +9,7 @@ import torch
 from ..checks import require_int, require_tensor, shown
 from .batch import Batch, gathered
 from .sight import Sight, order_of
-from .tracers import LIGHT, lit
+from .tracers import LIGHT, lit, unlit
 from .training_problem import TrainingProblem
 
 # Numbers that the states of one part of the points take, if not one copy of the contexts has more.
@@ -26,7 +26,7 @@ class Company:
     ----------
     batch : Batch
         The contexts.
-    points : tensor (B, n, d)
+    points : tensor (..., B, n, d)
     position : int or None
         Under a mask, of all points: they see tokens of positions up to it. None is that of the last
         token.
@@ -45,8 +45,8 @@ class Company:
         self.batch, self.points, self.position = batch, points, position
         places = batch.places
         contexts, self.tokens = places.shape
-        self.copies = -(-points.shape[1] // self.tokens)
-        self.each = -(-points.shape[1] // self.copies)
+        self.copies = -(-points.shape[-2] // self.tokens)
+        self.each = -(-points.shape[-2] // self.copies)
         self.contexts, self.size = self.copies * contexts, self.tokens + self.each
         order = ends = None
         if batch.sight.causal:
@@ -64,13 +64,13 @@ class Company:
     @property
     def tokens_shape(self) -> tuple[int, int, int]:
         """(B, N, d)."""
-        return len(self.points), self.tokens, self.points.shape[-1]
+        return self.points.shape[-3], self.tokens, self.points.shape[-1]
 
     def split(self, numbers: int) -> Iterator[Company]:
         """Some of the points at a time, where so many numbers are kept of each."""
-        copy = len(self.points) * self.size * numbers
+        copy = self.points.shape[-3] * self.size * numbers
         step = max(1, TOGETHER // copy) * self.each
-        for part in self.points.split(step, 1):
+        for part in self.points.split(step, -2):
             yield Company(self.batch, part, self.position)
 
     def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,11 @@ class Company:
         if self._order is not None:
             joined = gathered(joined, self._order.argsort(-1))
         y = joined[..., self.tokens :, :].unflatten(-3, (self.copies, -1))
-        return y.movedim(-4, -3).flatten(-3, -2)[..., : self.points.shape[1], :]
+        return y.movedim(-4, -3).flatten(-3, -2)[..., : self.points.shape[-2], :]
+
+    def costates(self, pi: torch.Tensor) -> torch.Tensor:
+        """p (..., B, n, d) of points, of what passes under `lit` give back."""
+        return self.of_points(unlit(pi, self.sight.weights == 0))
 
     def costate_at_end(
         self, problem: TrainingProblem, x: torch.Tensor, p: torch.Tensor, y: torch.Tensor
@@ -119,13 +123,21 @@ class Company:
         return self.join(pi, LIGHT[x.dtype] * own)
 
 
-def company_of(problem: TrainingProblem, batch: Batch, points: object, position: object) -> Company:
+def company_of(
+    problem: TrainingProblem,
+    batch: Batch,
+    points: object,
+    position: object,
+    seeds: int | None = None,
+) -> Company:
     """Points of a user's among the tokens of a batch.
 
     Parameters
     ----------
-    points : (n, d), or (B, n, d) of every context its own
+    points : (n, d), or (B, n, d) of every context its own, or (seeds, B, n, d) of every seed
     position : int or None
+    seeds : int or None
+        How many there may be points for.
 
     Raises
     ------
@@ -135,12 +147,13 @@ def company_of(problem: TrainingProblem, batch: Batch, points: object, position:
     problem.require_seeing("points that are no tokens")
     points = require_tensor("points", points, finite=True).detach()
     contexts, d = len(batch.targets), problem.d
-    shape = tuple(points.shape)
-    fits = shape[1:] == (d,) or (shape[:1] == (contexts,) and shape[2:] == (d,))
-    if 0 in shape or not fits:
+    shape, leads = tuple(points.shape), [(), (contexts,)]
+    leads += [] if seeds is None else [(seeds, contexts)]
+    if 0 in shape or shape[:-2] not in leads or len(shape) < 2 or shape[-1] != d:
+        own, sizes = ("", "") if seeds is None else (", or (seeds, B, n, d),", f"seeds={seeds}, ")
         raise ValueError(
-            f"points must have shape (n, d) or (B, n, d) with n >= 1, B={contexts}, d={d}; got "
-            f"{shape}. A single point needs points[None]."
+            f"points must have shape (n, d) or (B, n, d){own} with n >= 1, {sizes}B={contexts}, "
+            f"d={d}; got {shape}. A single point needs points[None]."
         )
     if points.dtype != problem.dtype:
         raise TypeError(
@@ -156,7 +169,8 @@ def company_of(problem: TrainingProblem, batch: Batch, points: object, position:
         )
     if position is not None:
         position = _checked(position, problem, batch)
-    points = points.to(batch.targets.device).expand(contexts, *shape[-2:])
+    points = points.to(batch.targets.device)
+    points = points.expand(*shape[:-3], contexts, *shape[-2:])
     return Company(batch, points, position)
 
 

@@ -18,7 +18,6 @@ from .branch import Branch
 from .company import Company, company_of
 from .layers import Layers
 from .layers_chosen import make_layers
-from .tracers import LIGHT
 
 if TYPE_CHECKING:  # a run asks here for its flow
     from .runs import ParticleRun
@@ -44,8 +43,11 @@ class _Part(NamedTuple):
 
 def flow(run: ParticleRun, k: int, points, position, probe: bool) -> torch.Tensor:
     """`ParticleRun.flow`."""
-    parts = _parts(run, k, points, position, probe)
-    return _together(run, [_at_layers(part, part.states) for part in parts])
+    found = []
+    for part in _parts(run, k, points, position, probe):
+        at_layers = part.states[:: part.layers.stages]
+        found.append(part.company.of_points(at_layers).transpose(0, 1))
+    return _together(run, found)
 
 
 def flow_p(run: ParticleRun, k: int, points, position, probe: bool) -> torch.Tensor:
@@ -55,8 +57,8 @@ def flow_p(run: ParticleRun, k: int, points, position, probe: bool) -> torch.Ten
         company, states = part.company, part.states
         y = company.of_points(states[-1])
         p_end = company.costate_at_end(run.problem, part.x, part.p, y)
-        pi = part.layers.backward(states, p_end, True, company.lit)
-        found.append(_at_layers(part, pi) / LIGHT[pi.dtype])
+        pi = part.layers.backward(states, p_end, True, company.lit)[:: part.layers.stages]
+        found.append(company.costates(pi).transpose(0, 1))
     return _together(run, found)
 
 
@@ -92,7 +94,7 @@ def jacobians(branch: Branch, company: Company, states: torch.Tensor) -> torch.T
         x = states[i : branch.lead[0] * stages : stages]
         tokens = x.new_zeros(company.tokens_shape)
         for a in range(d):
-            cotangent = company.join(tokens, rows[a].expand(company.points.shape))
+            cotangent = company.join(tokens, rows[a].expand(company.points.shape[-3:]))
             dx = company.of_points(stage.vjp(x, cotangent, company.sight, False)[0])
             if own is None:
                 own = x.new_empty(stages * len(x), *dx.shape[1:-1], d, d)
@@ -133,30 +135,25 @@ def _parts(
             f"run must hold the units of all processes; got that of {run.of['group']}. Train "
             "without a group."
         )
-    company = company_of(
-        problem, flow_batch(problem, run.batches, k, probe, device), points, position
-    )
+    batch = flow_batch(problem, run.batches, k, probe, device)
+    company = company_of(problem, batch, points, position, len(run.seeds))
     x, p = (run.probe_x, run.probe_p) if probe else (run.x, run.p)
     # the seeds of the whole law are one, repeated
-    seeds = slice(1) if x[k].stride(0) == 0 else slice(None)
+    shared = x[k].stride(0) == 0 and company.points.ndim == 3
+    seeds = slice(1) if shared else slice(None)
     x, p = x[k][seeds], p[k][seeds]
     families = run.units[k].items()
     families = {n: u.map(lambda t: t[seeds].transpose(0, 1).contiguous()) for n, u in families}
     branch = problem.block.branch(families)
     scale, states = float(run.depth) ** -run.residual_exponent, len(branch.stages) * run.depth + 1
     numbers = states * len(x) * problem.d * per_number
-    require_room("points", company.points.shape[0] * company.points.shape[1] * numbers, x.dtype)
+    require_room("points", company.points.shape[-3:-1].numel() * numbers, x.dtype)
     x0 = company.batch.ordered(x[:, 0])
     for part in company.split(numbers):
         sizes = part.contexts, part.size
         layers = make_layers(branch, scale, {"field": 0, "vjp": 0}, None, *sizes)
         states = layers.forward(part.join(x0, part.points), part.sight)
         yield _Part(part, layers, states, x[:, -1], p[:, -1])
-
-
-def _at_layers(part: _Part, joined: torch.Tensor) -> torch.Tensor:
-    """(seeds, L+1, B, n, d) of states or costates of points and tokens."""
-    return part.company.of_points(joined[:: part.layers.stages]).transpose(0, 1)
 
 
 def _together(run: ParticleRun, parts: list[torch.Tensor], axis: int = -2) -> torch.Tensor:

@@ -187,7 +187,8 @@ class ParticleRun:
         Parameters
         ----------
         k : int
-        points : tensor (n, d), or (B, n, d) of every context its own
+        points : tensor (n, d), or (B, n, d), or (seeds, B, n, d)
+            For all contexts and seeds, or of each its own.
         position : int, optional
             Under a mask, of the points: they see tokens of positions up to it. By default that of
             the last token. Without a mask there is none.
