@@ -28,7 +28,8 @@ def solved(problem, **more):
 
 
 def tables(limit, whole, run, **more):
-    return error_table(run, whole, limit, **more) + bias_table(whole, limit, more.get("sets"))
+    further = {name: more[name] for name in ("sets", "flows") if name in more}
+    return error_table(run, whole, limit, **more) + bias_table(whole, limit, **further)
 
 
 def rows_of(table, **criteria):
@@ -202,7 +203,11 @@ def test_further_sets_of_places_are_what_they_count(traced):
     "sets, kind, words",
     [
         ([1.0], TypeError, "^sets must map names"),
-        ({"train": torch.ones(4)}, ValueError, "^sets must have names of their own; got 'train'"),
+        (
+            {"train": torch.ones(4)},
+            ValueError,
+            r"^sets must have names of their own, not .*; got 'train'",
+        ),
         ({"a": torch.ones(3)}, ValueError, r"^sets\['a'\] must be 4 numbers >= 0, one for each"),
         ({"a": torch.zeros(4)}, ValueError, "not all 0"),
         ({"a": -torch.ones(4)}, ValueError, r"^sets\['a'\] must be 4 numbers >= 0"),
@@ -219,3 +224,32 @@ def test_sets_that_are_none_are_refused(traced, sets, kind, words):
         with pytest.raises(kind, match=words) as refused:
             table()
         assert "\n" not in str(refused.value)
+
+
+def test_errors_of_flow_maps_are_those_of_tracers_there(traced):
+    """A point carried along with the others is one of them, whose weight is zero."""
+    points = traced[2].problem.contexts[:, 3:]
+    table = tables(*traced, flows={"flow": (points, None)})
+    assert [row for row in table if row["set"] != "flow"] == tables(*traced)
+    rows, tracers = (rows_of(table, set=name) for name in ("flow", "tracer"))
+    keys = [key for key in rows[0] if key not in ("set", "error")]
+    same = {tuple(row[key] for key in keys): row["error"] for row in tracers}
+    assert len(rows) == len(same) > 0
+    for row in rows:
+        # cross terms may be small differences
+        error = same[tuple(row[key] for key in keys)]
+        assert row["error"] == pytest.approx(error, rel=1e-8, abs=1e-11)
+
+
+def test_flows_that_are_none_are_refused(traced):
+    limit, whole, run = traced
+    points = normal(2, 3)
+    for flows, words in (
+        ({"probe": (points, None)}, r"^flows must have names of their own, not .*; got 'probe'\."),
+        ({"a": (points[:, :2], None)}, r"^points must"),
+        ({"a": (points, 1)}, r"^position must"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            error_table(run, whole, limit, flows=flows)
+        with pytest.raises(ValueError, match=words):
+            bias_table(whole, limit, flows=flows)
