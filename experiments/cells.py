@@ -48,8 +48,9 @@ def measure_cell(
     together = seeds_that_fit(study, depth, count, memory)
     whole = _whole(study, device, depth)
     setting = study.setting
+    further = {"sets": setting.places, "flows": setting.flows}
     if count is None:
-        rows = bias_table(whole, limit, setting.places)
+        rows = bias_table(whole, limit, **further)
         diverged = int(whole.diverged.sum())
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "nonlinearity": []}
     run = train_seeds(study, device, depth, count, together)
@@ -62,7 +63,7 @@ def measure_cell(
     for name, at in setting.flows.items():
         rows += flow_table(run, whole, *at, name)
     return {
-        "rows": rows,
+        "rows": error_table(run, whole, limit, predicted, **further),
         "weak": weak_table(run, limit, limit.loss),
         "seeds": len(run.seeds),
         "diverged": int(run.diverged.sum()),

@@ -257,7 +257,7 @@ class Setting(Chosen):
 
     @property
     def flows(self) -> dict[str, tuple[torch.Tensor, int | None]]:
-        """By the name of a set, points and position at which the flow's fluctuation is measured."""
+        """Points at which errors of flow maps are measured, as `error_table` takes them."""
         return {}
 
     def learning_rate(self) -> object:

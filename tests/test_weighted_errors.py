@@ -34,7 +34,8 @@ def solved(problem, **more):
 
 
 def tables(limit, whole, run, **more):
-    return error_table(run, whole, limit, **more) + bias_table(whole, limit, more.get("sets"))
+    further = {name: more[name] for name in ("sets", "flows") if name in more}
+    return error_table(run, whole, limit, **more) + bias_table(whole, limit, **further)
 
 
 def rows_of(table, **criteria):
@@ -208,7 +209,11 @@ def test_further_sets_of_places_are_what_they_count(traced):
     "sets, kind, words",
     [
         ([1.0], TypeError, "^sets must map names"),
-        ({"train": torch.ones(4)}, ValueError, "^sets must have names of their own; got 'train'"),
+        (
+            {"train": torch.ones(4)},
+            ValueError,
+            r"^sets must have names of their own, not .*; got 'train'",
+        ),
         ({"a": torch.ones(3)}, ValueError, r"^sets\['a'\] must be 4 numbers >= 0, one for each"),
         ({"a": torch.zeros(4)}, ValueError, "not all 0"),
         ({"a": -torch.ones(4)}, ValueError, r"^sets\['a'\] must be 4 numbers >= 0"),
@@ -229,24 +234,28 @@ def test_sets_that_are_none_are_refused(traced, sets, kind, words):
 
 def test_errors_of_flow_maps_are_those_of_tracers_there(traced):
     """A point carried along with the others is one of them, whose weight is zero."""
-    limit, whole, run = traced
-    points = run.problem.contexts[:, 3:]
-    rows = flow_table(run, whole, points, name="tracer")
-    assert {(r["step"], r["variable"], r["norm"]) for r in rows} == {
-        (k, v, n) for k in RECORD for v in "xp" for n in ("rms", "sup")
-    }
-    table = error_table(run, whole, limit)
+    points = traced[2].problem.contexts[:, 3:]
+    table = tables(*traced, flows={"flow": (points, None)})
+    assert [row for row in table if row["set"] != "flow"] == tables(*traced)
+    rows, tracers = (rows_of(table, set=name) for name in ("flow", "tracer"))
+    keys = [key for key in rows[0] if key not in ("set", "error")]
+    same = {tuple(row[key] for key in keys): row["error"] for row in tracers}
+    assert len(rows) == len(same) > 0
     for row in rows:
-        (same,) = rows_of(table, **{key: row[key] for key in row if key != "error"})
-        assert row["error"] == pytest.approx(same["error"], rel=1e-9)
+        # cross terms may be small differences
+        error = same[tuple(row[key] for key in keys)]
+        assert row["error"] == pytest.approx(error, rel=1e-8, abs=1e-11)
 
 
-def test_errors_of_flow_maps_of_runs_that_do_not_belong_together_are_refused(traced):
-    _, whole, run = traced
+def test_flows_that_are_none_are_refused(traced):
+    limit, whole, run = traced
     points = normal(2, 3)
-    with pytest.raises(ValueError, match=r"^whole must be the heads=None run of depth 4; got"):
-        flow_table(run, run, points)
-    with pytest.raises(TypeError, match=r"^run must be a ParticleRun"):
-        flow_table(None, whole, points)
-    with pytest.raises(ValueError, match=r"^points must"):
-        flow_table(run, whole, points[:, :2])
+    for flows, words in (
+        ({"probe": (points, None)}, r"^flows must have names of their own, not .*; got 'probe'\."),
+        ({"a": (points[:, :2], None)}, r"^points must"),
+        ({"a": (points, 1)}, r"^position must"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            error_table(run, whole, limit, flows=flows)
+        with pytest.raises(ValueError, match=words):
+            bias_table(whole, limit, flows=flows)

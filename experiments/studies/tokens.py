@@ -55,7 +55,7 @@ class Tokens(FamilyStudy):
 
     Errors are measured on the tokens, whose largest is one of more where N is larger; on the first
     four alone; and at the same points of a ball whatever N, which are carried along and move
-    nobody: the fluctuation of the flow map, and of its costate. Under a mask tokens are told apart
+    nobody: the error of the flow map, and of its costate. Under a mask tokens are told apart
     by their place, and points are carried from that of the first and that of the last. Intervals
     are those of the mean slope over independent problems (atoms, contexts, targets). A slope is
     called flat if its 95 % interval lies within +- 0.1, which is fixed beforehand; an interval that

@@ -17,8 +17,10 @@ largest. That is what `fit_rates` reads.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,9 +33,10 @@ from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
 from .parameters import end_gaps, unit_distances
 from .rows import Row, error_rows, mean_square, norm_rows, peak_of, row_key, squared
-from .token_sets import TokenSets, require_places, sets_of, token_mean
+from .token_sets import TokenSets, require_own_name, require_places, sets_of, token_mean
 
 Places = Mapping[str, torch.Tensor]
+Flows = Mapping[str, tuple[torch.Tensor, int | None]]
 
 
 class Limit(Protocol):
@@ -50,7 +53,9 @@ class Limit(Protocol):
     ends: dict[int, dict[str, torch.Tensor]]
 
 
-def bias_table(whole: ParticleRun, limit: Limit, sets: Places | None = None) -> list[Row]:
+def bias_table(
+    whole: ParticleRun, limit: Limit, sets: Places | None = None, flows: Flows | None = None
+) -> list[Row]:
     """Rows of the bias x^{L,inf} - X, for x, p and theta at every recorded step.
 
     Parameters
@@ -59,6 +64,9 @@ def bias_table(whole: ParticleRun, limit: Limit, sets: Places | None = None) -> 
     limit : the limit of the same problem and rule, recorded at the same steps
     sets : dict name -> tensor (N,), optional
         Further sets of tokens of the training contexts: what the one at each place counts, >= 0.
+    flows : dict name -> (points, position), optional
+        Further sets, of points that are no tokens: of the flow map there, as x, and its costate, as
+        p. Points and position are as of `ParticleRun.flow`, and all points count alike.
 
     Returns
     -------
@@ -70,7 +78,7 @@ def bias_table(whole: ParticleRun, limit: Limit, sets: Places | None = None) -> 
     ------
     ValueError
         If `whole` has finitely many heads, another rule than the limit, or other nodes; and for
-        sets of other places.
+        sets of other places, and points that are none.
     """
     _require_runs(limit, whole=whole)
     if not math.isinf(whole.head_count):
@@ -82,7 +90,8 @@ def bias_table(whole: ParticleRun, limit: Limit, sets: Places | None = None) -> 
     _require_nodes_of_limit(whole, limit)
     whole = first_seed(whole)  # all of them share one answer
     rows: list[Row] = []
-    for step, variable, _, counts, bias in _biases(whole, limit, sets):
+    compared = _biases(whole, limit, sets), _flow_biases(whole, limit, flows)
+    for step, variable, counts, _, bias in itertools.chain(*compared):
         square = squared(bias)
         for where, weights in counts.items():
             rows += norm_rows(row_key(whole, step, variable, "bias", where), (0,), square, weights)
@@ -122,6 +131,7 @@ def error_table(
     limit: Limit,
     predicted: PredictedFluctuation | None = None,
     sets: Places | None = None,
+    flows: Flows | None = None,
 ) -> list[Row]:
     """Rows of the total error and the fluctuation of one (L, H), for x, p and theta.
 
@@ -133,8 +143,8 @@ def error_table(
     predicted : PredictedFluctuation, optional
         Adds, at the layer r of the measured rms fluctuation, term "predicted" (the predicted
         fluctuation there) and "residual" (measured minus predicted, path by path).
-    sets : dict name -> tensor (N,), optional
-        As of `bias_table`.
+    sets, flows : dict, optional
+        As of `bias_table`; flows have no term of the prediction.
 
     Returns
     -------
@@ -151,19 +161,18 @@ def error_table(
     ------
     ValueError
         If the runs differ in depth, recorded steps, residual exponent, rule or contexts, or the
-        limit in its rule; and for sets of other places.
+        limit in its rule; and for sets of other places, and points that are none.
     """
     _require_runs(limit, run=run, whole=whole)
     _require_whole(run, whole)
     _require_rule_of_limit("run", run, limit)
     whole = first_seed(whole)
     rows: list[Row] = []
-    for step, variable, name, counts, bias in _biases(whole, limit, sets):
-        fluctuation = getattr(run, name)[step] - getattr(whole, name)[step]
-        expected = None if predicted is None else getattr(predicted, name)[step]
-        for where, weights in counts.items():
-            key = row_key(run, step, variable, "total", where)
-            rows += _rows_of_gaps(key, run.seeds, fluctuation, bias, expected, weights)
+    for step, variable, counts, of, bias in _biases(whole, limit, sets):
+        gaps = of(run) - of(whole), bias, None if predicted is None else of(predicted)
+        rows += _rows_of_gaps(run, step, variable, counts, *gaps)
+    for step, variable, counts, of, bias in _flow_biases(whole, limit, flows):
+        rows += _rows_of_gaps(run, step, variable, counts, of(run) - of(whole), bias, None)
     for step, variable, square, weights in unit_distances(run, whole, None):
         key = row_key(run, step, variable, "fluctuation", "train")
         rows += norm_rows(key, run.seeds, square[:, :, None], weights[:, :, None])
@@ -173,45 +182,6 @@ def error_table(
     for term, reference in (("fluctuation", whole), ("total", limit)):
         for step, variable, gap in end_gaps(run, reference):
             rows += norm_rows(row_key(run, step, variable, term, "train"), run.seeds, squared(gap))
-    return rows
-
-
-def flow_table(
-    run: ParticleRun,
-    whole: ParticleRun,
-    points: torch.Tensor,
-    position: int | None = None,
-    name: str = "flow",
-) -> list[Row]:
-    """Rows of the fluctuation at points that are no tokens: of the flow map, and of its costate.
-
-    Parameters
-    ----------
-    run : ParticleRun
-    whole : ParticleRun with heads=None, of the same depth
-    points, position
-        As of `ParticleRun.flow`; the points are those of a norm, and count alike.
-    name : str
-        What the set of points is called in the rows.
-
-    Returns
-    -------
-    list of dict
-        As `error_table`, with term "fluctuation" of x and p.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `error_table` and `ParticleRun.flow_p`.
-    """
-    _require_particles(run=run, whole=whole)
-    _require_whole(run, whole)
-    whole, rows = first_seed(whole), []
-    for step in run.x:
-        for variable, of in (("x", ParticleRun.flow), ("p", ParticleRun.flow_p)):
-            gap = of(run, step, points, position) - of(whole, step, points, position)
-            key = row_key(run, step, variable, "fluctuation", name)
-            rows += norm_rows(key, run.seeds, squared(gap))
     return rows
 
 
@@ -236,11 +206,10 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
     rows: list[Row] = []
     alive = ~run.diverged
     count = int(alive.sum())
-    depths = torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
     for step in run.x if count else ():
         for variable, name, counts in _compared(run, step):
             values = getattr(run, name)[step][alive]
-            difference = values.mean(0) - getattr(limit, name)(step, depths)
+            difference = values.mean(0) - getattr(limit, name)(step, _depths(run))
             variance = values.var(0).sum(-1) if count > 1 else None
             for where, weights in counts.items():
                 gap = mean_square(difference, weights)
@@ -353,34 +322,63 @@ def _compared(
             yield name[-1], name, sets_of(run, name, step, places)
 
 
-def _biases(
-    whole: ParticleRun, limit: Limit, sets: Places | None
-) -> Iterator[tuple[int, str, str, TokenSets, torch.Tensor]]:
-    """(step, variable, attribute, sets of tokens, x^{L,inf} - X with shape (1, L+1, B, N, d))."""
-    depths = torch.arange(whole.depth + 1, dtype=torch.float64) / whole.depth
+# Step, variable, sets of tokens, what takes the values from a run, (seeds, L+1, B, N, d), and their
+# bias, (1, L+1, B, N, d): those of the whole law minus the limit's.
+Biases = Iterator[tuple[int, str, TokenSets, Callable[..., torch.Tensor], torch.Tensor]]
+
+
+def _biases(whole: ParticleRun, limit: Limit, sets: Places | None) -> Biases:
+    """Of what is recorded."""
     for step in whole.x:
         places = None if sets is None else require_places(sets, whole.x[step].shape[-2])
         for variable, name, counts in _compared(whole, step, places):
-            gap = getattr(whole, name)[step] - getattr(limit, name)(step, depths)
-            yield step, variable, name, counts, gap
+            of = functools.partial(_recorded, name, step)
+            gap = of(whole) - getattr(limit, name)(step, _depths(whole))
+            yield step, variable, counts, of, gap
+
+
+def _flow_biases(whole: ParticleRun, limit: Limit, flows: Flows | None) -> Biases:
+    """Of points that are carried along."""
+    for step, (where, at) in itertools.product(whole.x, (flows or {}).items()):
+        require_own_name("flows", where)
+        for variable, name in (("x", "flow"), ("p", "flow_p")):
+            of = functools.partial(_carried, name, step, at)
+            gap = of(whole) - getattr(limit, name)(step, _depths(whole), *at)
+            yield step, variable, {where: None}, of, gap
+
+
+def _recorded(name: str, step: int, run: object) -> torch.Tensor:
+    return getattr(run, name)[step]
+
+
+def _carried(name: str, step: int, at: tuple, run: ParticleRun) -> torch.Tensor:
+    return getattr(run, name)(step, *at)
+
+
+def _depths(run: ParticleRun) -> torch.Tensor:
+    return torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
 
 
 def _rows_of_gaps(
-    key: Row,
-    seeds,
+    run: ParticleRun,
+    step: int,
+    variable: str,
+    counts: TokenSets,
     fluctuation: torch.Tensor,
     bias: torch.Tensor,
     expected: torch.Tensor | None,
-    weights: torch.Tensor | None,
 ) -> list[Row]:
-    """Rows of the terms that an error splits into, over one set of tokens."""
-    total = fluctuation + bias
-    rows = norm_rows(key, seeds, squared(total), weights)
-    rows += norm_rows(key | {"term": "fluctuation"}, seeds, squared(fluctuation), weights)
-    peak = peak_of(mean_square(total, weights))
-    cross = 2 * token_mean((fluctuation * bias).sum(-1), weights)[:, peak]
-    rows += error_rows(key | {"term": "cross"}, "rms", seeds, cross)
-    if expected is not None:
+    """Rows of the terms that an error splits into, over every set of tokens."""
+    total, rows, seeds = fluctuation + bias, [], run.seeds
+    for where, weights in counts.items():
+        key = row_key(run, step, variable, "total", where)
+        rows += norm_rows(key, seeds, squared(total), weights)
+        rows += norm_rows(key | {"term": "fluctuation"}, seeds, squared(fluctuation), weights)
+        peak = peak_of(mean_square(total, weights))
+        cross = 2 * token_mean((fluctuation * bias).sum(-1), weights)[:, peak]
+        rows += error_rows(key | {"term": "cross"}, "rms", seeds, cross)
+        if expected is None:
+            continue
         peak = peak_of(mean_square(fluctuation, weights))
         for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
             errors = mean_square(value, weights)[:, peak].sqrt()

@@ -46,8 +46,7 @@ def require_places(sets: object, tokens: int) -> dict[str, torch.Tensor]:
         )
     found = {}
     for name, counts in sets.items():
-        if name in {*TRACERS, *TRACERS.values()}:
-            raise ValueError(f"sets must have names of their own; got {name!r}, which there is.")
+        require_own_name("sets", name)
         counts = require_tensor(f"sets[{name!r}]", counts, finite=True)
         if tuple(counts.shape) != (tokens,) or not ((counts >= 0).all() and counts.any()):
             raise ValueError(
@@ -56,6 +55,15 @@ def require_places(sets: object, tokens: int) -> dict[str, torch.Tensor]:
             )
         found[name] = counts
     return found
+
+
+def require_own_name(argument: str, name: str) -> None:
+    """Refuse the name of a set that there is anyway."""
+    if name in (own := (*TRACERS, *TRACERS.values())):
+        raise ValueError(
+            f"{argument} must have names of their own, not {', '.join(own)}; got {name!r}. Choose "
+            "another."
+        )
 
 
 def token_mean(values: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
