@@ -28,6 +28,7 @@ _NAMES = {
         "Rule SBOAdamW by_depth warmup_cosine"
     ),
     "model.runs": "ParticleRun",
+    "model.token_laws": "BallTokens GaussianTokens TokenLaw",
     "model.token_problem": "TokenProblem",
     "model.units": "Units",
     "torchmodels.probe": "BoundaryProbe",

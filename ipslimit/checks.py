@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from numbers import Integral, Real
 
+import numpy as np
 import torch
 
 FLOAT_DTYPES = (torch.float32, torch.float64)
@@ -140,6 +141,24 @@ def require_tensor(name: str, value: object, *, finite: bool = False) -> torch.T
     if finite:
         require_finite(name, tensor)
     return tensor
+
+
+def require_array(name: str, value: object) -> np.ndarray:
+    """Return finite real numbers, of an array, tensor or nested lists, as a new float64 array."""
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} must be an array of numbers; got {shown(value)} ({error}). Pass a tensor."
+        ) from None
+    if array.dtype.kind not in "fiu":
+        raise TypeError(
+            f"{name} must be an array of real numbers; got {shown(value)} of {array.dtype}. Pass "
+            "a tensor of floats."
+        )
+    array = array.astype(np.float64)
+    require_finite(name, torch.from_numpy(array))
+    return array
 
 
 def require_finite(name: str, tensor: torch.Tensor) -> None:

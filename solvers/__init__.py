@@ -11,7 +11,9 @@ To be read in this order, in which each stands on those before it:
     on_grid       training on one fixed grid
     refinement    two grids compared: the error in depth, and where to refine
     quadrature    the error of a sampled law's integral, and how many nodes it takes
+    token_quadrature  the error of the nodes of a law of tokens, of limits that are solved
     limit_memory  what all this takes of the memory, and what is free
+    limit_flow    where the limit carries points that are no tokens
     limit         `solve_limit`: refines until the errors are below what was asked for
 
 `routes` stands aside: the same system at frozen heads by the solvers of others, which share nothing
@@ -19,5 +21,6 @@ with these but the field. `ipslimit check` holds a run against it.
 """
 
 from .limit import LimitRun, solve_limit
+from .token_quadrature import token_quadrature_error
 
-__all__ = ["LimitRun", "solve_limit"]
+__all__ = ["LimitRun", "solve_limit", "token_quadrature_error"]

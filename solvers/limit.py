@@ -195,7 +195,7 @@ def solve_limit(
     start = start or solve(first, nodes)
     run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
     run.rule, run.nodes_seed, run.of = rule_text(rule), nodes_seed, dict(problem.identity)
-    run.unit_numbers = run._solution.unit_numbers
+    run.problem, run.unit_numbers = problem, run._solution.unit_numbers
     run.nodes = nodes if sampled else max(run.unit_numbers.values())
     if sampled:
         others = (solve(run.grid, nodes, i) for i in range(1, scramblings))

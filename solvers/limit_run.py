@@ -12,6 +12,7 @@ from ipslimit.model.predictions import require_token_problem
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import Trajectory, between_nodes, require_depths
+from .limit_flow import Carried
 from .march import March
 from .on_grid import GridSolution
 from .quadrature import Gaps
@@ -54,6 +55,10 @@ class LimitRun:
         Which rule it is the limit of, as `ParticleRun.rule`: runs of another one are refused.
     of : dict of str to str
         Which problem it is the limit of, as `ParticleRun.of`.
+    problem : Problem or TokenProblem
+        That it is the limit of.
+    token_weights, probe_token_weights : tensor (n, N), or None
+        As of `ParticleRun`.
     grid : DepthGrid of the answer
     history : list of Refinement
         Of all pairs of grids; the answer is from the last, or where rounding had made the last ones
@@ -89,6 +94,8 @@ class LimitRun:
         self.history, self.cost = history, cost
         self.rule = ""
         self.of: dict[str, str] = {}
+        self.problem: TrainingProblem | None = None
+        self._carried: Carried | None = None
         self.nodes = self.nodes_seed = 0
         self.unit_numbers: dict[str, int] = {}
         self.batches, self.least_size = fine.batches, fine.least_size
@@ -102,6 +109,14 @@ class LimitRun:
     def message(self) -> str:
         warning = self._solution.warning
         return f"{self.status}: {self._reason}" + (f"; {warning}" if warning else "")
+
+    @property
+    def token_weights(self) -> torch.Tensor | None:
+        return self.problem.token_weights
+
+    @property
+    def probe_token_weights(self) -> torch.Tensor | None:
+        return self.problem.probe_token_weights
 
     @property
     def loss_error(self) -> torch.Tensor:
@@ -143,6 +158,69 @@ class LimitRun:
     def probe_p(self, k: int, s) -> torch.Tensor:
         """P on the probe contexts."""
         return self._evaluate(self._solution.probe_p, k, s)
+
+    def flow(
+        self, k: int, s, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+    ) -> torch.Tensor:
+        """X_s(y), the flow map: where the limit carries points that are no tokens.
+
+        A point is moved by the measure over the tokens of a context, and moves nobody.
+
+        Parameters
+        ----------
+        k : int
+        s : depth, or sequence of depths (S,)
+        points : tensor (n, d), or (B, n, d) of every context its own
+        position : int, optional
+            Under a mask, of the points: they see tokens of positions up to it. By default that of
+            the last token. Without a mask there is none.
+        probe : bool
+            Take the probe contexts, and not those of batch k.
+
+        Returns
+        -------
+        tensor, shape (B, n, d), or (S, B, n, d)
+            On the grid of the answer. At a token's own place and position it is the token's X.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other arguments, steps that are not recorded, and units of a user's that mix tokens.
+
+        Notes
+        -----
+        The points that were asked for last are kept, so that other depths of theirs cost nothing.
+        """
+        return _at(self._carry(k, points, position, probe).fine.x, s)
+
+    def flow_p(
+        self, k: int, s, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+    ) -> torch.Tensor:
+        """The costate P_s along `flow`, see `ParticleRun.flow_p`; arguments and shapes as there."""
+        return _at(self._carry(k, points, position, probe).fine.p, s)
+
+    def flow_jacobian(
+        self, k: int, s, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+    ) -> torch.Tensor:
+        """dX_s/dy of `flow`, (B, n, d, d) or (S, B, n, d, d), with the measure held fixed."""
+        return _at(self._carry(k, points, position, probe).fine.jacobian, s)
+
+    def flow_error(
+        self,
+        k: int,
+        points: torch.Tensor,
+        variable: str = "x",
+        position: int | None = None,
+        *,
+        probe: bool = False,
+    ) -> float:
+        """Estimated largest error in depth of any component of `flow` ("x") or `flow_p` ("p").
+
+        From the pair of grids of the answer, as that of tokens in `error_at`, and like that it says
+        nothing of the quadrature of sampled laws.
+        """
+        carried = self._carry(k, points, position, probe)
+        return carried.error(variable, self._pair.sharpening)
 
     def units(self, k: int, s) -> dict[str, Units]:
         """Units Theta^k(s) of every family, one per atom of its law.
@@ -233,9 +311,15 @@ class LimitRun:
         return errors if s.ndim else errors[0]
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
-        s = require_depths("s", s)
-        values = self._recorded(recorded, k)(s.reshape(-1))
-        return values if s.ndim else values[0]
+        return _at(self._recorded(recorded, k), s)
+
+    def _carry(self, k: int, points, position, probe) -> Carried:
+        """The points of these arguments: those that were carried last, or others."""
+        self._recorded(self._solution.x, k)  # refuses other steps
+        if self._carried is None or not self._carried.is_of(k, points, position, probe):
+            solutions = self._coarse, self._solution
+            self._carried = Carried(self.problem, solutions, k, points, position, probe)
+        return self._carried
 
     def _recorded(self, recorded: dict, k: int):
         if k not in recorded:
@@ -266,3 +350,10 @@ class LimitRun:
             f"LimitRun({self.status}, error={self.error:.1e}, {quadrature}"
             f"{self.grid.elements} elements, steps={list(self.steps)})"
         )
+
+
+def _at(trajectory: Trajectory, s) -> torch.Tensor:
+    """Its values at a depth, or at a sequence of depths."""
+    s = require_depths("s", s)
+    values = trajectory(s.reshape(-1))
+    return values if s.ndim else values[0]

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ipslimit.model.sight import Sight
-
 from .grid import Trajectory
 from .scheme import Scheme, System, UnitSums
 from .tableau import RK4
@@ -115,8 +113,6 @@ def _empty_sums(system: System) -> UnitSums:
 def _compiled(system: System, x: torch.Tensor):
     """The compiled march for these sizes, or None: a choice that depends on the sizes alone."""
     contexts, tokens, _ = x.shape
-    if not Sight.of(system.sight).plain:
-        return None
     if not system.branch.is_compiled(contexts, tokens):
         return None
     from .march_compiled import CompiledMarch  # numba takes a second to import

@@ -10,6 +10,7 @@ from ipslimit.compilation import compiled_entry
 from ipslimit.cpu import fused
 from ipslimit.cpu.branches import Sizes, branch_field, branch_vjp, families_of, norm_of, sums_of
 from ipslimit.cpu.kernel import combine, part
+from ipslimit.cpu.sight import sight_at
 from ipslimit.model.rules import input_means
 from ipslimit.model.sight import Sight
 
@@ -45,6 +46,7 @@ class CompiledMarch:
                 x = states[at_edges]
                 y = x if norm is None else norm(x)
                 per_token = 1.0 / (x.shape[1] * x.shape[2])
+                y = Sight.of(self.system.sight).weighted(y)
                 found.means[name][at_edges] = input_means(y, own[:, size:].mT, per_token)
             start = stop
 
@@ -61,7 +63,7 @@ class CompiledMarch:
         numbers = 0 if found is None else sums_of(families)
         sums = edges.new_empty(len(edges), numbers)
         arrays = (t.numpy() for t in (states, edges, slopes, sums))
-        arguments = (families, norm, Sight.of(system.sight).causal, scheme)
+        arguments = (families, norm, sight_at(system.sight, edges.dtype), scheme)
         outputs = (path, *arrays, found is not None)
         last = (1, 0.0, edges.dtype, self.sizes.scratch, len(families))
         fused.run_tasks(march, arguments, outputs, *last)
@@ -94,10 +96,10 @@ def copy(out, values):
 @njit
 def slope(s, branch, node, states, value, out, sums, dweights, with_units, room):
     """The field at a node; where there are states, its transpose at them, and its unit sums."""
-    families, norm, causal = branch
+    families, norm, sight = branch
     which = part(0, 1, len(families))
     if len(states) == 0:
-        branch_field(s, families, which, norm, node, causal, value, out, room)
+        branch_field(s, families, which, norm, node, sight, value, out, room)
     else:
         branch_vjp(
             s,
@@ -105,7 +107,7 @@ def slope(s, branch, node, states, value, out, sums, dweights, with_units, room)
             which,
             norm,
             node,
-            causal,
+            sight,
             states[node],
             value,
             out,
@@ -118,7 +120,7 @@ def slope(s, branch, node, states, value, out, sums, dweights, with_units, room)
 
 @compiled_entry()
 def march(
-    s, families, norm, causal, scheme, path, states, edges, slopes, sums, with_units, first, last
+    s, families, norm, sight, scheme, path, states, edges, slopes, sums, with_units, first, last
 ):
     """Fill values and slopes at the edges (elements + 1, B, N, d) from the first one on the path.
 
@@ -130,7 +132,7 @@ def march(
     if last == first:
         return
     c, a, runs, b, final = scheme
-    branch, units = (families, norm, causal), 0
+    branch, units = (families, norm, sight), 0
     for family in families:
         units = max(units, family.packed.shape[2])
     dweights, nothing = np.empty(units, edges.dtype), np.empty(0, edges.dtype)

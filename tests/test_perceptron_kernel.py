@@ -17,6 +17,7 @@ from ipslimit.cpu import fused
 from ipslimit.cpu.functions import ACTIVATIONS, activate, activate_with_slope
 from ipslimit.cpu.lanes import WIDTH
 from ipslimit.model import perceptrons_eager
+from ipslimit.model.sight import Sight
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -124,8 +125,8 @@ def make(R, B, H, N, d, n, names=(), activation="gelu", dtype=torch.float64, see
 def call(path, case, with_units=True, with_outputs=False):
     """(field, dx, dpacked, dweights) of one path."""
     packed, weights, layout = case.units.packed, case.units.weights, case.units.layout
-    field = path.field(case.x, packed, weights, layout, False)
-    arguments = (case.x, packed, weights, case.cotangent, layout, False)
+    field = path.field(case.x, packed, weights, layout, Sight())
+    arguments = (case.x, packed, weights, case.cotangent, layout, Sight())
     return (field, *path.vjp(*arguments, with_units, with_outputs))
 
 

@@ -15,7 +15,7 @@ from ipslimit.cpu import rules as cpu_rules
 from ipslimit.cpu.layers import CompiledLayers
 from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers
-from ipslimit.model.particles import make_layers
+from ipslimit.model.layers_chosen import make_layers
 from ipslimit.model.rules import RULES
 from ipslimit.model.rules.arithmetic import lerp, sign, sqrt, where
 from ipslimit.model.rules.base import is_built_in

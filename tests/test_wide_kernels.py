@@ -12,6 +12,7 @@ from ipslimit import AdamW, Atoms, Block, Heads, Perceptrons, Problem, train_par
 from ipslimit.cpu import dispatch, fused, kernels
 from ipslimit.model import eager, perceptrons_eager
 from ipslimit.model.heads import BIASES
+from ipslimit.model.sight import Sight
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 NAMES = ("field", "dx", "dunits", "dweights")
@@ -37,9 +38,9 @@ def tokens(R, B, N, d, seed=1):
 
 def call(path, units, x, cotangent, causal=False, with_units=True):
     """(field, dx, dunits and inner inputs, dweights) of one path."""
-    packed, weights, layout = units.packed, units.weights, units.layout
-    field = path.field(x, packed, weights, layout, causal)
-    return (field, *path.vjp(x, packed, weights, cotangent, layout, causal, with_units, with_units))
+    packed, weights, layout, sight = units.packed, units.weights, units.layout, Sight(causal)
+    field = path.field(x, packed, weights, layout, sight)
+    return (field, *path.vjp(x, packed, weights, cotangent, layout, sight, with_units, with_units))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ To be read in this order, in which each is made of those before it:
     lanes       a vector of eight numbers, one of each of eight units, and what is done with it
     powers      2^t of such vectors
     tiles       products of small matrices of such vectors, in registers
+    sight       what tokens see of each other, at its addresses
     rows        the attention of some rows of tokens, and its transpose
     scratch     where everything lies in the memory that the loops on heads work in
     blocks      the field of eight heads on one context, and its transpose
@@ -38,9 +39,9 @@ compiled loops elsewhere, such as the march of the limit through depth, call `br
 of itself alone, and no loop is compiled twice for another.
 
 None of this is a second definition. The field and its transpose are those of `model.eager`, to
-which, and to autograd through the formula, tests/test_kernel_fused.py holds them, and those for few
-units tests/test_wide_kernels.py. Layers and rules are those of `model.layers` and `model.rules`,
-and tests/test_layers.py compares them, as it does the march with the one in torch. They agree to
-rounding; where bits must be the same, whatever the threads and the seeds computed together, bits
-are compared.
+which, and to autograd through the formula, tests/test_kernel_fused.py holds them, those for few
+units tests/test_wide_kernels.py, and those of tokens with weights tests/test_weighted_kernels.py.
+Layers and rules are those of `model.layers` and `model.rules`, and tests/test_layers.py compares
+them, as it does the march with the one in torch. They agree to rounding; where bits must be the
+same, whatever the threads and the seeds computed together, bits are compared.
 """

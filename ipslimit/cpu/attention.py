@@ -23,9 +23,10 @@ from .blocks import (
 )
 from .lanes import WIDTH, constant
 from .scratch import lay_out
+from .sight import SightAt
 
 
-def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add):
+def group_field(s, place, x, packed, weights, out, contexts, blocks, sight, add):
     """The field of some blocks of heads on some contexts of one seed, set or added to `out`.
 
     Parameters
@@ -34,9 +35,11 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
     place : what `place_of` gives
     x, out : (B, N, d); packed : (P, H); weights : (H,); all C-contiguous
     contexts, blocks : (first, last) of the contexts and of the blocks of WIDTH heads
+    sight : a `SightAt`, of which contexts begin at its first
     """
     _, tokens, d = x.shape
     m, biases = read_place(place)
+    seen = SightAt(*sight)
     at = lay_out(x.shape[0], tokens, d, m, s.itemsize)
     # contexts are cut into chunks whose sums over heads stay in cache
     for chunk in range(contexts[0], contexts[1], at.chunk):
@@ -47,7 +50,7 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
             for context in range(chunk, end):
                 copy_numbers(s, at.x, x, context * tokens * d, tokens * d)
                 sums = at.sums + (context - chunk) * tokens * d * WIDTH
-                block_field(s, at, sums, tokens, d, m, causal, biases[3] >= 0)
+                block_field(s, at, sums, tokens, d, m, seen, context, biases[3] >= 0)
         sum_heads(s, at.sums, (end - chunk) * tokens * d, out, chunk * tokens * d, add)
 
 
@@ -63,17 +66,19 @@ def group_vjp(
     dweights,
     contexts,
     blocks,
-    causal,
+    sight,
     with_units,
     add,
 ):
     """The transpose of `group_field`: dx set or added to; dpacked (P, H), dweights (H,) set.
 
-    dpacked with m rows more takes the heads' attention outputs, summed over contexts and tokens.
+    dpacked with m rows more takes the heads' attention outputs, summed over contexts and tokens,
+    times the tokens' weights.
     """
     _, tokens, d = x.shape
     size = packed.shape[0]
     m, biases = read_place(place)
+    seen = SightAt(*sight)
     at = lay_out(x.shape[0], tokens, d, m, s.itemsize)
     for chunk in range(contexts[0], contexts[1], at.chunk):
         end = min(contexts[1], chunk + at.chunk)
@@ -93,7 +98,8 @@ def group_vjp(
                     tokens,
                     d,
                     m,
-                    causal,
+                    seen,
+                    context,
                     biases[3] >= 0,
                     with_units,
                     dpacked.shape[0] > size,

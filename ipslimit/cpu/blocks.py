@@ -29,6 +29,7 @@ from .lanes import (
     sum_lanes,
 )
 from .rows import attend, pull_rows, softmax_rows
+from .sight import number_at
 from .tiles import product, token_product
 
 
@@ -105,13 +106,24 @@ def project(s, at, tokens, d, m):
 
 
 @njit
-def block_field(s, at, sums, tokens, d, m, causal, has_bo):
+def load_shifts(s, at, sight, context, tokens):
+    """What is added to the logits of every token of a context, in all lanes."""
+    if sight.shifts != 0:
+        start = (sight.first + context) * tokens
+        for j in range(tokens):
+            shift = constant(s, number_at(s, sight.shifts, start + j))
+            store(s, at.shifts + j * WIDTH, shift)
+
+
+@njit
+def block_field(s, at, sums, tokens, d, m, sight, context, has_bo):
     """Add the weighted outputs of the loaded heads on the loaded context to `sums` (N, d)."""
-    like = constant(s, 0.0)
+    like, contexts = constant(s, 0.0), (context, 1, WIDTH)
+    load_shifts(s, at, sight, context, tokens)
     project(s, at, tokens, d, m)
     for first in range(0, tokens, at.panel):
         rows = min(at.panel, tokens - first)
-        columns = softmax_rows(s, like, at, tokens, first, rows, causal, m)
+        columns = softmax_rows(s, like, at, tokens, first, rows, sight, contexts, m)
         attend(s, like, at, tokens, first, rows, columns, m)
     product(
         s,
@@ -130,9 +142,10 @@ def block_field(s, at, sums, tokens, d, m, causal, has_bo):
 
 
 @njit
-def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_outputs):
+def block_vjp(s, at, sums, tokens, d, m, sight, context, has_bo, with_heads, with_outputs):
     """Add dx of the loaded heads and context to `sums`, the heads' derivatives to theirs."""
-    wide, like = 3 * m * WIDTH, constant(s, 0.0)
+    wide, like, contexts = 3 * m * WIDTH, constant(s, 0.0), (context, 1, WIDTH)
+    load_shifts(s, at, sight, context, tokens)
     project(s, at, tokens, d, m)
     token_product(
         s,
@@ -147,7 +160,7 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
     dweight = load(s, at.dweight)
     for first in range(0, tokens, at.panel):
         rows = min(at.panel, tokens - first)
-        dweight = pull_rows(s, like, at, tokens, first, rows, causal, m, dweight)
+        dweight = pull_rows(s, like, at, tokens, first, rows, sight, contexts, m, dweight)
     product(
         s,
         like,
@@ -191,8 +204,14 @@ def block_vjp(s, at, sums, tokens, d, m, causal, has_bo, with_heads, with_output
     if with_outputs:
         for c in range(m):
             total = load(s, at.outputs + c * WIDTH)
-            for i in range(tokens):
-                total = total + load(s, at.z + (i * m + c) * WIDTH)
+            if sight.weights != 0:
+                start = (sight.first + context) * tokens
+                for i in range(tokens):
+                    weight = constant(s, number_at(s, sight.weights, start + i))
+                    total = fma(weight, load(s, at.z + (i * m + c) * WIDTH), total)
+            else:
+                for i in range(tokens):
+                    total = total + load(s, at.z + (i * m + c) * WIDTH)
             store(s, at.outputs + c * WIDTH, total)
 
 

@@ -203,7 +203,7 @@ def tokens_read(norm, x, room):
 
 
 @njit
-def branch_field(s, families, which, norm, at, causal, x, out, room):
+def branch_field(s, families, which, norm, at, sight, x, out, room):
     """Set `out` to the field of the families first .. last - 1 at x (B, N, d).
 
     Parameters
@@ -218,15 +218,15 @@ def branch_field(s, families, which, norm, at, causal, x, out, room):
     for f in range(which[0], which[1]):
         kernel, groups, packed, weights, _, _ = families[f]
         if f == which[0]:
-            seed_field(s, kernel, y, packed[at], weights[at], out, groups, causal)
+            seed_field(s, kernel, y, packed[at], weights[at], out, groups, sight)
         else:
-            seed_field(s, kernel, y, packed[at], weights[at], other, groups, causal)
+            seed_field(s, kernel, y, packed[at], weights[at], other, groups, sight)
             add(out, other)
 
 
 @njit
 def branch_vjp(
-    s, families, which, norm, at, causal, x, cotangent, out, sums, dweights, with_units, room
+    s, families, which, norm, at, sight, x, cotangent, out, sums, dweights, with_units, room
 ):
     """Set `out` to the transpose of `branch_field`, of a cotangent.
 
@@ -242,12 +242,10 @@ def branch_vjp(
         found, into = family_sums(families[f], sums, with_units), dweights[: packed.shape[2]]
         theta, w = packed[at], weights[at]
         if f == which[0]:
-            seed_vjp(
-                s, kernel, y, theta, w, cotangent, out, found, into, groups, causal, with_units
-            )
+            seed_vjp(s, kernel, y, theta, w, cotangent, out, found, into, groups, sight, with_units)
         else:
             seed_vjp(
-                s, kernel, y, theta, w, cotangent, other, found, into, groups, causal, with_units
+                s, kernel, y, theta, w, cotangent, other, found, into, groups, sight, with_units
             )
             add(out, other)
     if norm[0] != 0:

@@ -23,6 +23,7 @@ from ..model.layout import Layout
 from ..model.sight import Sight
 from . import kernel as loops
 from .kernels import Kernel, kernel_for
+from .sight import sight_at
 
 # One seed is cut into at most this many tasks, of at least this many vector operations (about
 # 20 microseconds): enough for a large machine with one seed, not so small that calls show.
@@ -37,10 +38,8 @@ _pool: ThreadPoolExecutor | None = None
 _compiled = set()
 
 
-def field(x, packed, weights, layout: Layout, sight: Sight) -> torch.Tensor:
+def field(x, packed, weights, layout: Layout, sight: bool | Sight) -> torch.Tensor:
     """Gamma(x) of shape (R, B, N, d); see `eager.field`."""
-    if not sight.plain:
-        return _eager(layout).field(x, packed, weights, layout, sight)
     rows, contexts, tokens, d = x.shape
     count = packed.shape[-1]
     kernel = kernel_for(layout, x.dtype, contexts, tokens, count)
@@ -51,7 +50,7 @@ def field(x, packed, weights, layout: Layout, sight: Sight) -> torch.Tensor:
     if groups > 1:
         partial = np.empty((rows, groups, contexts, tokens, d), total.dtype)
     called = (kernel.field, kernel.place)
-    arguments = (called, _array(x), _array(packed), _array(weights), sight.causal)
+    arguments = (called, _array(x), _array(packed), _array(weights), sight_at(sight, x.dtype))
     outputs = (partial, context_groups)
     size = kernel.scratch_size(contexts, tokens, count)
     tasks = rows * groups * context_groups
@@ -63,9 +62,6 @@ def field(x, packed, weights, layout: Layout, sight: Sight) -> torch.Tensor:
 
 def vjp(x, packed, weights, cotangent, layout: Layout, sight, with_units, with_outputs=False):
     """(dx, dpacked, dweights) of sum(cotangent * field); see `eager.vjp`."""
-    if not sight.plain:
-        given = x, packed, weights, cotangent, layout, sight, with_units, with_outputs
-        return _eager(layout).vjp(*given)
     rows, contexts, tokens, d = x.shape
     count = packed.shape[-1]
     kernel = kernel_for(layout, x.dtype, contexts, tokens, count)
@@ -84,7 +80,7 @@ def vjp(x, packed, weights, cotangent, layout: Layout, sight, with_units, with_o
             parts[i] = np.empty((rows, context_groups, *totals[i].shape[1:]), totals[i].dtype)
     called = (kernel.vjp, kernel.place)
     tensors = (x, packed, weights, cotangent)
-    arguments = (called, *map(_array, tensors), sight.causal, with_units)
+    arguments = (called, *map(_array, tensors), sight_at(sight, x.dtype), with_units)
     outputs = (*parts, context_groups)
     size = kernel.scratch_size(contexts, tokens, count)
     tasks = rows * groups * context_groups
@@ -93,12 +89,6 @@ def vjp(x, packed, weights, cotangent, layout: Layout, sight, with_units, with_o
         if part.shape[1] > 1:
             loops.add_groups(part.reshape(*part.shape[:2], -1), total.reshape(rows, -1))
     return (dx, dpacked, dweights) if with_units else (dx, None, None)
-
-
-def _eager(layout):
-    from ..model import eager, perceptrons_eager
-
-    return eager if "q" in layout.slices else perceptrons_eager
 
 
 def split(kernel: Kernel, contexts: int, tokens: int, count: int) -> tuple[int, int, float]:

@@ -33,23 +33,24 @@ def combine(out, base, scale, branch):
 
 
 @njit
-def seed_field(s, kernel, x, packed, weights, out, groups, causal):
+def seed_field(s, kernel, x, packed, weights, out, groups, sight):
     """The whole field of one seed; the bits do not depend on who computes it.
 
     kernel : (address of the field, place)
     groups : (groups of blocks, groups of contexts), of which the second changes no bit here
+    sight : a `SightAt`, of the contexts of x
     """
     address, place = kernel
     blocks = blocks_of(packed.shape[1])
     contexts = part(0, 1, x.shape[0])
     for j in range(groups[0]):
         shares = contexts, part(j, groups[0], blocks)
-        call_field(address, (s, place, x, packed, weights, out, *shares, causal, j > 0))
+        call_field(address, (s, place, x, packed, weights, out, *shares, sight, j > 0))
 
 
 @njit
 def seed_vjp(
-    s, kernel, x, packed, weights, cotangent, dx, dpacked, dweights, groups, causal, with_units
+    s, kernel, x, packed, weights, cotangent, dx, dpacked, dweights, groups, sight, with_units
 ):
     """The whole transpose of one seed; kernel : (address of the transpose, place)."""
     address, place = kernel
@@ -74,7 +75,7 @@ def seed_vjp(
                     into_weights,
                     contexts,
                     part(j, groups[0], blocks),
-                    causal,
+                    sight,
                     with_units,
                     j > 0,
                 ),
@@ -88,10 +89,11 @@ def seed_vjp(
 
 
 @compiled_entry()
-def field_tasks(s, kernel, x, packed, weights, causal, partial, context_groups, first, last):
+def field_tasks(s, kernel, x, packed, weights, sight, partial, context_groups, first, last):
     """Tasks first .. last - 1 of (R, context groups, groups of units).
 
-    x (R, B, N, d), packed (R, P, H), weights (R, H), partial (R, groups of units, B, N, d).
+    x (R, B, N, d), packed (R, P, H), weights (R, H), partial (R, groups of units, B, N, d),
+    and what the contexts see, the same for all R.
     """
     address, place = kernel
     groups = partial.shape[1]
@@ -101,7 +103,7 @@ def field_tasks(s, kernel, x, packed, weights, causal, partial, context_groups, 
         i, j = divmod(rest, groups)
         shares = part(i, context_groups, x.shape[1]), part(j, groups, blocks)
         numbers = s, place, x[row], packed[row], weights[row], partial[row, j]
-        call_field(address, (*numbers, *shares, causal, False))
+        call_field(address, (*numbers, *shares, sight, False))
 
 
 @compiled_entry()
@@ -112,7 +114,7 @@ def vjp_tasks(
     packed,
     weights,
     cotangent,
-    causal,
+    sight,
     with_units,
     dx,
     dpacked,
@@ -146,7 +148,7 @@ def vjp_tasks(
                 dweights[row_out, i_out],
                 part(i, context_groups, x.shape[1]),
                 part(j, groups, blocks),
-                causal,
+                sight,
                 with_units,
                 False,
             ),

@@ -3,9 +3,9 @@
 A kernel is compiled once for a family and a dtype, on its own: loops over seeds, layers and depth
 hold none, are compiled in little time, and take any family. All kernels have one signature,
 
-    group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add)
+    group_field(s, place, x, packed, weights, out, contexts, blocks, sight, add)
     group_vjp(s, place, x, packed, weights, cotangent, dx, dpacked, dweights, contexts, blocks,
-              causal, with_units, add)
+              sight, with_units, add)
 
 whose arguments `attention.group_field` and `attention.group_vjp` tell.
 """
@@ -23,6 +23,7 @@ from numba import types
 
 from ..compilation import CPU_SOURCES, announced, caller, compiled_callback
 from ..model.layout import Layout
+from .sight import PLAIN
 
 # The modules of a family's kernels, by the family's full name: for many units, and for few units
 # with many tokens (see `dispatch`). Imported where they are first used: types and
@@ -122,7 +123,7 @@ def _callback(module: ModuleType, name: str, dtype: torch.dtype):
 def _field_signature(number: types.Float):
     numbers, matrix, tokens = number[::1], number[:, ::1], number[:, :, ::1]
     return types.void(
-        numbers, _PLACE, tokens, matrix, numbers, tokens, _RANGE, _RANGE, *[types.boolean] * 2
+        numbers, _PLACE, tokens, matrix, numbers, tokens, _RANGE, _RANGE, _SIGHT, types.boolean
     )
 
 
@@ -139,11 +140,12 @@ def _vjp_signature(number: types.Float):
         *outputs,
         _RANGE,
         _RANGE,
-        *[types.boolean] * 3,
+        _SIGHT,
+        *[types.boolean] * 2,
     )
 
 
-_PLACE, _RANGE = types.UniTuple(types.int64, PLACE), types.UniTuple(types.int64, 2)
+_PLACE, _RANGE, _SIGHT = (types.UniTuple(types.int64, n) for n in (PLACE, 2, len(PLAIN)))
 SIGNATURES = {"group_field": _field_signature, "group_vjp": _vjp_signature}
 # For compiled code: call_field(address, arguments) and call_vjp(address, arguments).
 call_field = caller(lambda arguments: _field_signature(arguments[0].dtype))

@@ -12,6 +12,7 @@ from . import fused
 from . import sweeps as loops
 from .branches import CompiledNorm, Sizes, families_of, norm_of, sums_of
 from .rules import SLOTS, no_step, slots_of, step_of, update_rows
+from .sight import sight_at
 from .sweeps import Trained
 
 # Contexts are shared out to threads where all parts' sums of all layers take no more bytes.
@@ -36,8 +37,6 @@ class CompiledLayers(Layers):
         super().__init__(branch, *arguments)
 
     def _forward(self, x: torch.Tensor, sight: Sight) -> None:
-        if not sight.plain:
-            return super()._forward(x, sight)
         sizes = self._sizes(x)
         parts = self._parts(sizes, x)
         if parts > 1:
@@ -49,8 +48,6 @@ class CompiledLayers(Layers):
     def _backward(
         self, x: torch.Tensor, p: torch.Tensor, sight: Sight, training: Training | None
     ) -> None:
-        if not sight.plain:
-            return super()._backward(x, p, sight, training)
         sizes = self._sizes(x)
         parts = self._parts(sizes, x)
         if parts == 1 and self._goes_by_layer(sizes):
@@ -83,7 +80,8 @@ class CompiledLayers(Layers):
         alive &= behind[0]
         norm = norm_of(self.branch.norm, x.dtype)
 
-        arguments = (families, norm, self.stages, x.numpy(), trained, updated, found)
+        seen = sight_at(sight, x.dtype)
+        arguments = (families, norm, seen, self.stages, x.numpy(), trained, updated, found)
         tasks, numbers = self.depth * self.seeds, float(found[:, :, 0].size)
         last = (tasks, numbers, x.dtype, 0, len(families))
         fused.run_tasks(loops.train_layers, arguments, (), *last)
@@ -163,7 +161,8 @@ class CompiledLayers(Layers):
             families = tuple(f._replace(groups=(f.groups[0], 1)) for f in families)
         scale = x.numpy().dtype.type(self.scale)
         norm = norm_of(self.branch.norm, x.dtype)
-        arguments = (families, norm, sight.causal, scale, self.stages, x.numpy())
+        seen = sight_at(sight, x.dtype)
+        arguments = (families, norm, seen, scale, self.stages, x.numpy())
         operations = work * self.seeds * self.depth * sizes.operations
         last = (self.seeds * parts, operations, x.dtype, sizes.scratch, len(families))
         fused.run_tasks(function, arguments, outputs, *last)

@@ -31,6 +31,7 @@ from .lanes import (
     sum_registers,
 )
 from .panels import add_outer, apply, project
+from .sight import SightAt, number_at
 from .wide import multiply_rows
 
 # Scratch that one chunk's sums over units may take, and the neurons of one panel of tokens.
@@ -106,37 +107,14 @@ def _lay_out(tokens, d, n, width):
     hidden = dw_out + matrix * width
     dbo = hidden + n * width
     size = dbo + (d + width - 1) // width * width
-    return Scratch(
-        x,
-        cotangent,
-        zero,
-        w_in,
-        b_in,
-        back,
-        factor,
-        b_factor,
-        factor_back,
-        out,
-        b_out,
-        z,
-        slope,
-        y,
-        dhidden,
-        sums,
-        dw_in,
-        db_in,
-        dfactor,
-        db_factor,
-        dw_out,
-        hidden,
-        dbo,
-        size,
-        panel,
-        chunk,
-    )
+    parameters = (w_in, b_in, back, factor, b_factor, factor_back, out, b_out)
+    by_token = (z, slope, y, dhidden, sums)
+    over_tokens = (dw_in, db_in, dfactor, db_factor, dw_out, hidden, dbo)
+    inner = parameters + by_token + over_tokens
+    return Scratch(x, cotangent, zero, *inner, size, panel, chunk)
 
 
-def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add):
+def group_field(s, place, x, packed, weights, out, contexts, blocks, sight, add):
     """The field of some blocks of units on some contexts of one seed, set or added to `out`.
 
     Parameters
@@ -145,6 +123,7 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
     place : what `place_of` gives
     x, out : (B, N, d); packed : (P, H); weights : (H,); all C-contiguous
     contexts, blocks : (first, last) of the contexts and of the blocks of WIDTH units
+    sight : a `SightAt`, of which the transpose takes the weights of tokens
     """
     rows, d = x.shape[1], x.shape[2]
     p, width = Place(*place), register_width(s)
@@ -173,18 +152,19 @@ def group_vjp(
     dweights,
     contexts,
     blocks,
-    causal,
+    sight,
     with_units,
     add,
 ):
     """The transpose of `group_field`: dx set or added to; dpacked (P, H), dweights (H,) set.
 
-    dpacked with n rows more takes the hidden values, summed over contexts and tokens.
+    dpacked with n rows more takes the hidden values, summed over contexts and tokens, times the
+    tokens' weights.
     """
     rows, d = x.shape[1], x.shape[2]
     p, width = Place(*place), register_width(s)
     at, shape = _lay_out(x.shape[0] * rows, d, p.n, width), (d, p.n, d * width, False)
-    start, last = contexts[0] * rows, contexts[1] * rows
+    start, last, own = contexts[0] * rows, contexts[1] * rows, SightAt(*sight)
     end, size = min(blocks[1] * WIDTH, packed.shape[1]), packed.shape[0]
     with_hidden = dpacked.shape[0] > size
     for chunk in range(start, last, at.chunk):
@@ -203,8 +183,9 @@ def group_vjp(
             if with_units:
                 clear(s, at.dw_in, at.dbo - at.dw_in)
             for first in range(0, tokens, at.panel):
+                seen = own.weights, own.first * rows + chunk + first
                 count = min(at.panel, tokens - first)
-                panel_vjp(s, at, p, first, count, shape, with_units, with_hidden)
+                panel_vjp(s, at, p, first, count, shape, with_units, with_hidden, seen)
             if with_units:
                 again = chunk > start
                 store_derivatives(s, at, p, dpacked, dweights, size, unit, end, d, again)
@@ -305,8 +286,11 @@ def panel_field(s, at, p, first, tokens, shape):
 
 
 @njit
-def panel_vjp(s, at, p, first, tokens, shape, with_units, with_hidden):
-    """Add dx of the loaded units on some tokens to the sums, the units' derivatives to theirs."""
+def panel_vjp(s, at, p, first, tokens, shape, with_units, with_hidden, seen):
+    """Add dx of the loaded units on some tokens to the sums, the units' derivatives to theirs.
+
+    seen : the address of all tokens' weights, 0 for none, and where these begin among them
+    """
     width = register_width(s)
     d, n, row, _ = shape
     count = tokens * n * width
@@ -329,13 +313,13 @@ def panel_vjp(s, at, p, first, tokens, shape, with_units, with_hidden):
         add_outer(s, at.dw_in, x, at.dhidden, d, n, tokens)
         add_outer(s, at.dw_out, cotangent, at.z, d, n, tokens)
         if p.b_in >= 0:
-            add_columns(s, at.db_in, at.dhidden, tokens, n)
+            add_columns(s, at.db_in, at.dhidden, tokens, n, ZERO, ZERO)
         if with_hidden:
-            add_columns(s, at.hidden, at.z, tokens, n)
+            add_columns(s, at.hidden, at.z, tokens, n, *seen)
         if p.factor >= 0:
             add_outer(s, at.dfactor, x, at.y, d, n, tokens)
             if p.b_factor >= 0:
-                add_columns(s, at.db_factor, at.y, tokens, n)
+                add_columns(s, at.db_factor, at.y, tokens, n, ZERO, ZERO)
 
 
 @njit
@@ -350,12 +334,17 @@ def sum_up(s, sums, neurons, out, tokens, shape):
 
 
 @njit
-def add_columns(s, total, neurons, tokens, n):
+def add_columns(s, total, neurons, tokens, n, weights, first):
+    """Add up neurons over tokens, times the weights from `first` on if their address is not 0."""
     row = n * register_width(s)
     for c in range(0, row, WIDTH):
         value = load(s, total + c)
-        for i in range(neurons, neurons + tokens * row, row):
-            value = value + load(s, i + c)
+        for i in range(tokens):
+            neuron = load(s, neurons + i * row + c)
+            if weights != 0:
+                value = fma(constant(s, number_at(s, weights, first + i)), neuron, value)
+            else:
+                value = value + neuron
         store(s, total + c, value)
 
 

@@ -7,6 +7,7 @@ here. Everything lies in the scratch array `s`, and `at` has the offsets of
     z, dz                   (N, m) attention outputs, and their cotangents
     e, dlogits              (rows, N) of a panel of rows
     row                     (rows,) 1 / sum_j e
+    shifts                  (N,) what is added to the logits of each key, where tokens have weights
     zero                    a vector of zeros
 
 Four rewritings save work per token pair:
@@ -19,35 +20,42 @@ Four rewritings save work per token pair:
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from .lanes import ZERO, constant_like, fma, load_like, maximum, store, width_of
 from .powers import exp2
+from .sight import integer_at, seen_by
 from .tiles import product, row_product
 
 
 @njit
-def softmax_rows(s, like, at, tokens, first, rows, causal, m):
+def softmax_rows(s, like, at, tokens, first, rows, sight, contexts, m):
     """e = 2^(logits - their maximum) of some rows, with 1/sum_j e in `row`.
 
-    Returns the number of columns in use: a row's future is zero in the causal case.
+    contexts : (first, how many, lanes of each) of those that the lanes hold
+
+    Returns the number of columns in use: what a row does not see is zero in them.
     """
     width = width_of(like)
-    columns = first + rows if causal else tokens
-    wide = 3 * m * width
+    columns = seen_by(sight, contexts, first + rows - 1, tokens)
+    wide, start = 3 * m * width, (at.zero, ZERO, ZERO)
+    if sight.shifts != 0:
+        start = (at.shifts, ZERO, width)
     row_product(
         s,
         like,
         (rows, columns, m),
         (at.e, tokens * width),
-        (at.zero, ZERO, ZERO),
+        start,
         (at.projected + first * wide, wide, width),
         (at.projected + m * width, width, wide),
     )
     zero, one = constant_like(like, 0.0), constant_like(like, 1.0)
     for i in range(rows):
         e = at.e + i * tokens * width
-        seen = first + i + 1 if causal else tokens
+        seen = seen_by(sight, contexts, first + i, tokens)
+        hide(s, e, sight, contexts, first + i, tokens, seen, width)
         top = load_like(s, e, like)
         for j in range(1, seen):
             top = maximum(load_like(s, e + j * width, like), top)
@@ -60,6 +68,18 @@ def softmax_rows(s, like, at, tokens, first, rows, causal, m):
             store(s, e + j * width, zero)
         store(s, at.row + i * width, one / total)
     return columns
+
+
+@njit
+def hide(s, logits, sight, contexts, row, tokens, seen, width):
+    """Logits -inf of what a row does not see in one of several contexts, of what it sees in all."""
+    first, count, lanes = contexts
+    if count > 1 and sight.ends != 0:
+        for b in range(count):
+            end = integer_at(sight.ends, (sight.first + first + b) * tokens + row)
+            for j in range(end, seen):
+                for lane in range(b * lanes, (b + 1) * lanes):
+                    s[logits + j * width + lane] = -np.inf
 
 
 @njit(inline="always")
@@ -91,7 +111,7 @@ def scale_rows(s, like, at, values, rows, m):
 
 
 @njit
-def pull_rows(s, like, at, tokens, first, rows, causal, m, dweight):
+def pull_rows(s, like, at, tokens, first, rows, sight, contexts, m, dweight):
     """z of some rows, and what they add to dprojected, of dz, which is divided by the sums of e.
 
     dprojected of these rows' queries is set. Returns dweight with <dz, z> of the rows added.
@@ -100,7 +120,7 @@ def pull_rows(s, like, at, tokens, first, rows, causal, m, dweight):
     wide = 3 * m * width
     q, k, v = at.projected, at.projected + m * width, at.projected + 2 * m * width
     dq, dk, dv = at.dprojected, at.dprojected + m * width, at.dprojected + 2 * m * width
-    columns = softmax_rows(s, like, at, tokens, first, rows, causal, m)
+    columns = softmax_rows(s, like, at, tokens, first, rows, sight, contexts, m)
     attend(s, like, at, tokens, first, rows, columns, m)
     dz = at.dz + first * m * width
     scale_rows(s, like, at, dz, rows, m)

@@ -17,6 +17,7 @@ from numba import njit
 from ..model.rules.adamw import AdamW, adam_direction, adam_moments, adam_step
 from ..model.rules.gauge import gauge_factor
 from .formulas import for_entries
+from .sight import SightAt, number_at
 
 _adam_step, _adamw = for_entries(adam_step), for_entries(AdamW.formula)
 _moments, _direction = for_entries(adam_moments), for_entries(adam_direction)
@@ -24,14 +25,21 @@ _gauge_factor = for_entries(gauge_factor)
 
 
 @njit
-def input_means(x, outputs, per_token, means):
-    """means (d + m, H) from tokens x (B, N, d) and summed attention outputs (m, H)."""
-    d = x.shape[2]
+def input_means(x, sight, outputs, per_token, means):
+    """means (d + m, H) from tokens x (B, N, d) and summed attention outputs (m, H).
+
+    sight : a `SightAt`, with whose weights tokens count
+    """
+    d, weights = x.shape[2], SightAt(*sight).weights
+    start = SightAt(*sight).first * x.shape[1]
     for a in range(d):
         total = x.dtype.type(0)
         for b in range(x.shape[0]):
             for i in range(x.shape[1]):
-                total += x[b, i, a]
+                value = x[b, i, a]
+                if weights != 0:
+                    value *= number_at(x, weights, start + b * x.shape[1] + i)
+                total += value
         for h in range(means.shape[1]):
             means[a, h] = per_token * total
     for c in range(outputs.shape[0]):

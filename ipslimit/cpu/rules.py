@@ -31,6 +31,7 @@ from . import formulas, places, rule_loops
 from .formulas import for_entries
 from .places import Place, place_of
 from .rule_loops import balance, block_adamw, clip, gauge_adamw, input_means, sbo_adamw
+from .sight import PLAIN
 
 LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw, GaugeAdamW: gauge_adamw}
 # The compiled steps know so many state tensors, and counts of pairs that were left alone.
@@ -296,7 +297,8 @@ def update(step, layer, theta, g, means, states):
 def update_rows(step, layer, theta, g, x, outputs, states, alive):
     """`update` for every seed that is alive; all arrays have a leading dimension of seeds.
 
-    x (R, B, N, d), outputs (R, inner, H): what `input_means` takes; outputs empty if not used.
+    x (R, B, N, d), times the tokens' weights, outputs (R, inner, H): what `input_means` takes;
+    outputs empty if not used.
     """
     rows = x.shape[3] + outputs.shape[1] if step.uses_means else 0
     means = np.empty((rows, theta.shape[2]), theta.dtype)
@@ -304,7 +306,7 @@ def update_rows(step, layer, theta, g, x, outputs, states, alive):
     for row in range(theta.shape[0]):
         if alive[row]:
             if step.uses_means:
-                input_means(x[row], outputs[row], step.per_token, means)
+                input_means(x[row], PLAIN, outputs[row], step.per_token, means)
             update(
                 step,
                 layer,

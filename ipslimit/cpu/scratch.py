@@ -28,6 +28,7 @@ _PARTS = {
     "z": "N * m",
     "dz": "N * m",
     "dprojected": "N * 3 * m",
+    "shifts": "N",  # of the logits, by key
     "e": "panel * N",
     "dlogits": "panel * N",
     "row": "panel",

@@ -12,6 +12,7 @@ from .branches import branch_field, branch_vjp, family_sums, tokens_read
 from .kernel import combine, part
 from .rule_loops import input_means
 from .rules import SOURCES, Step, update
+from .sight import from_context
 
 
 class Trained(NamedTuple):
@@ -45,12 +46,13 @@ def is_finite(values):
 
 
 @compiled_entry()
-def forward_rows(s, families, norm, causal, scale, stages, x, first, last):
+def forward_rows(s, families, norm, sight, scale, stages, x, first, last):
     """Fill x (L stages + 1, R, B, N, d) from x[0], for seeds first .. last - 1.
 
     Parameters
     ----------
     families : of `branches`, whose arrays begin with layers and seeds as one dimension
+    sight : a `SightAt`, of the contexts of every seed
     stages : int
         Euler steps of a layer: one of all families, or one of each in turn.
     """
@@ -61,30 +63,30 @@ def forward_rows(s, families, norm, causal, scale, stages, x, first, last):
             layer, stage = divmod(i, stages)
             which, at = part(stage, stages, len(families)), layer * seeds + row
             out = x[i + 1, row]
-            branch_field(s, families, which, norm, at, causal, x[i, row], out, room)
+            branch_field(s, families, which, norm, at, sight, x[i, row], out, room)
             combine(out, x[i, row], scale, out)
 
 
 @compiled_entry()
-def forward_parts(s, families, norm, causal, scale, stages, x, parts, first, last):
+def forward_parts(s, families, norm, sight, scale, stages, x, parts, first, last):
     """As `forward_rows`, for tasks first .. last - 1 of (R, parts of the contexts)."""
     seeds, contexts = x.shape[1], x.shape[2]
     room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
     for task in range(first, last):
         row, which_part = divmod(task, parts)
         start, end = part(which_part, parts, contexts)
-        some = room[0][start:end], room[1][start:end]
+        some, seen = (room[0][start:end], room[1][start:end]), from_context(sight, start)
         for i in range(len(x) - 1):
             layer, stage = divmod(i, stages)
             which, at = part(stage, stages, len(families)), layer * seeds + row
             given, out = x[i, row, start:end], x[i + 1, row, start:end]
-            branch_field(s, families, which, norm, at, causal, given, out, some)
+            branch_field(s, families, which, norm, at, seen, given, out, some)
             combine(out, given, scale, out)
 
 
 @compiled_entry()
 def backward_parts(
-    s, families, norm, causal, scale, stages, x, training, finite, found, p, first, last
+    s, families, norm, sight, scale, stages, x, training, finite, found, p, first, last
 ):
     """Fill p as `backward_rows` does, for tasks first .. last - 1 of (R, parts of the contexts).
 
@@ -100,7 +102,7 @@ def backward_parts(
     for task in range(first, last):
         row, which_part = divmod(task, parts)
         start, end = part(which_part, parts, contexts)
-        some = room[0][start:end], room[1][start:end]
+        some, seen = (room[0][start:end], room[1][start:end]), from_context(sight, start)
         for layer in range((len(x) - 1) // stages - 1, -1, -1):
             at, sums = layer * seeds + row, found[layer, row, which_part]
             finite[layer, row, which_part] = True
@@ -114,7 +116,7 @@ def backward_parts(
                     which,
                     norm,
                     at,
-                    causal,
+                    seen,
                     given,
                     cotangent,
                     out,
@@ -129,7 +131,7 @@ def backward_parts(
 
 
 @compiled_entry(*SOURCES)
-def train_layers(s, families, norm, stages, x, trained, alive, found, first, last):
+def train_layers(s, families, norm, sight, stages, x, trained, alive, found, first, last):
     """Update layers first .. last - 1 of (layers, R) that are alive, by the parts' sums."""
     seeds = x.shape[1]
     room, most = np.empty_like(x[0, 0]), 0
@@ -146,12 +148,12 @@ def train_layers(s, families, norm, stages, x, trained, alive, found, first, las
                     sums[i] += found[layer, row, which_part, i]
             for f in range(len(families)):
                 tokens = x[layer * stages + f * stages // len(families), row]
-                train(families[f], trained[f], norm, layer, at, tokens, sums, means, room)
+                train(families[f], trained[f], norm, sight, layer, at, tokens, sums, means, room)
 
 
 @compiled_entry(*SOURCES)
 def backward_rows(
-    s, families, norm, causal, scale, stages, x, training, trained, alive, p, first, last
+    s, families, norm, sight, scale, stages, x, training, trained, alive, p, first, last
 ):
     """Fill p from its last entry and, in training, update every layer as soon as it is passed.
 
@@ -180,7 +182,7 @@ def backward_rows(
                     which,
                     norm,
                     at,
-                    causal,
+                    sight,
                     x[i, row],
                     cotangent,
                     out,
@@ -196,11 +198,22 @@ def backward_rows(
                 for f in range(len(families)):
                     stage = f * stages // len(families)
                     tokens = x[layer * stages + stage, row]
-                    train(families[f], trained[f], norm, layer, at, tokens, sums, means, room[0])
+                    train(
+                        families[f],
+                        trained[f],
+                        norm,
+                        sight,
+                        layer,
+                        at,
+                        tokens,
+                        sums,
+                        means,
+                        room[0],
+                    )
 
 
 @njit
-def train(family, trained, norm, layer, at, x, sums, means, room):
+def train(family, trained, norm, sight, layer, at, x, sums, means, room):
     """Update the units of one family of a layer, in place."""
     step, theta = trained.step, family.packed[at]
     size, count = theta.shape
@@ -209,7 +222,8 @@ def train(family, trained, norm, layer, at, x, sums, means, room):
     rows = x.shape[2] + inner if step.uses_means else 0
     mean = means[: rows * count].reshape((rows, count))
     if step.uses_means:
-        input_means(tokens_read(norm, x, room), found[size:], step.per_token, mean)
+        y = tokens_read(norm, x, room)
+        input_means(y, sight, found[size:], step.per_token, mean)
     first, second, third, skipped = trained.states
     states = first[at], second[at], third[at], skipped[at]
     update(step, layer, theta, found[:size], mean, states)

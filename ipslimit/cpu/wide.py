@@ -28,6 +28,7 @@ from .lanes import (
     width_of,
     zeros_of_register,
 )
+from .sight import number_at
 from .tiles import token_product
 
 
@@ -163,6 +164,18 @@ def add_row_sums(s, out, pitch, values, rows):
         total = load_like(s, out + c, like)
         for i in range(values, values + rows * pitch, pitch):
             total = total + load_like(s, i + c, like)
+        store(s, out + c, total)
+
+
+@njit
+def add_weighted_rows(s, out, pitch, values, rows, weights, first):
+    """As `add_row_sums`, of rows times the numbers at an address, from `first` on."""
+    like = zeros_of_register(s)
+    for c in range(0, pitch, width_of(like)):
+        total = load_like(s, out + c, like)
+        for i in range(rows):
+            weight = constant_like(like, number_at(s, weights, first + i))
+            total = fma(weight, load_like(s, values + i * pitch + c, like), total)
         store(s, out + c, total)
 
 

@@ -21,11 +21,13 @@ from .blocks import copy_numbers
 from .dispatch import wide_heads
 from .lanes import REGISTER_BYTES, WIDTH, ZERO, copy_four, register_width, zeros_of_register
 from .rows import attend, pull_rows, softmax_rows
+from .sight import SightAt, number_at
 from .wide import (
     add_numbers,
     add_outer_product,
     add_row_sums,
     add_to_rows,
+    add_weighted_rows,
     clear_numbers,
     load_matrix,
     load_weights,
@@ -50,7 +52,7 @@ shared_lanes = njit(cost.shared_lanes)
 Scratch = namedtuple(
     "Scratch",
     "zero qkv qkv_bias factor back o o_back bo bo_sum x cotangent tokens outputs projected "
-    "dprojected z dz e dlogits row sums dqkv dqkv_bias do dbo dz_sum size "
+    "dprojected z dz shifts e dlogits row sums dqkv dqkv_bias do dbo dz_sum size "
     "panel chunk share pack wide narrow token bias",
 )
 
@@ -83,7 +85,8 @@ def _lay_out(contexts, tokens, d, m, shared, width):
     dprojected = projected + tokens * 3 * m * width
     z = dprojected + tokens * 3 * m * width
     dz = z + tokens * m * width
-    e = dz + tokens * m * width
+    shifts = dz + tokens * m * width
+    e = shifts + tokens * width
     dlogits = e + panel * tokens * width
     row = dlogits + panel * tokens * width
     sums = row + panel * width
@@ -111,6 +114,7 @@ def _lay_out(contexts, tokens, d, m, shared, width):
         dprojected,
         z,
         dz,
+        shifts,
         e,
         dlogits,
         row,
@@ -197,10 +201,35 @@ def _project(s, at, tokens, contexts, d, m):
     _to_lanes(s, at, at.projected, at.tokens, at.wide, tokens, contexts, 3 * m)
 
 
-def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add):
+@njit
+def _load_shifts(s, at, sight, first, tokens, contexts):
+    """What is added to the logits of every token of a pack, as vectors (tokens,)."""
+    if sight.shifts != 0:
+        width = register_width(s)
+        if contexts < at.pack:
+            clear_numbers(s, at.shifts, tokens * width)
+        for b in range(contexts):
+            for i in range(tokens):
+                shift = number_at(s, sight.shifts, (sight.first + first + b) * tokens + i)
+                place = at.shifts + i * width + b * at.share
+                for h in range(at.share):
+                    s[place + h] = shift
+
+
+@njit
+def _add_outputs(s, at, rows, weights, first):
+    """Add attention outputs of some tokens, times the weights of tokens from `first` on."""
+    if weights != 0:
+        add_weighted_rows(s, at.dz_sum, at.narrow, at.outputs, rows, weights, first)
+    else:
+        add_row_sums(s, at.dz_sum, at.narrow, at.outputs, rows)
+
+
+def group_field(s, place, x, packed, weights, out, contexts, blocks, sight, add):
     """As `attention.group_field`, of all heads."""
     _, tokens, d = x.shape
     m, biases = read_place(place)
+    seen = SightAt(*sight)
     count = packed.shape[1]
     width, like = register_width(s), zeros_of_register(s)
     at = _lay_out(x.shape[0], tokens, d, m, shared_lanes(count, width), width)
@@ -213,12 +242,14 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add
             transpose(s, at.o_back, at.token, at.o, at.narrow, d, cells, at.factor + 2 * cells)
             for b in range(chunk, end, at.pack):
                 together = min(at.pack, end - b)
+                held = (b, together, at.share)
+                _load_shifts(s, at, seen, b, tokens, together)
                 rows = together * tokens
                 copy_numbers(s, at.x, x, b * tokens * d, rows * d)
                 _project(s, at, tokens, together, d, m)
                 for first in range(0, tokens, at.panel):
                     some = min(at.panel, tokens - first)
-                    columns = softmax_rows(s, like, at, tokens, first, some, causal, m)
+                    columns = softmax_rows(s, like, at, tokens, first, some, seen, held, m)
                     attend(s, like, at, tokens, first, some, columns, m)
                 _from_lanes(s, at, at.outputs, at.narrow, at.z, tokens, together, m)
                 sums = at.sums + (b - chunk) * tokens * at.token
@@ -244,13 +275,14 @@ def group_vjp(
     dweights,
     contexts,
     blocks,
-    causal,
+    sight,
     with_units,
     add,
 ):
     """As `attention.group_vjp`, of all heads."""
     _, tokens, d = x.shape
     m, biases = read_place(place)
+    seen = SightAt(*sight)
     size, count = packed.shape
     width, like = register_width(s), zeros_of_register(s)
     at = _lay_out(x.shape[0], tokens, d, m, shared_lanes(count, width), width)
@@ -264,6 +296,8 @@ def group_vjp(
             clear_numbers(s, at.dqkv, at.size - at.dqkv)
             for b in range(chunk, end, at.pack):
                 together = min(at.pack, end - b)
+                held = (b, together, at.share)
+                _load_shifts(s, at, seen, b, tokens, together)
                 rows = together * tokens
                 copy_numbers(s, at.x, x, b * tokens * d, rows * d)
                 copy_numbers(s, at.cotangent, cotangent, b * tokens * d, rows * d)
@@ -274,7 +308,7 @@ def group_vjp(
                 clear_numbers(s, at.dprojected, tokens * 3 * m * register_width(s))
                 for first in range(0, tokens, at.panel):
                     some = min(at.panel, tokens - first)
-                    pull_rows(s, like, at, tokens, first, some, causal, m, like)
+                    pull_rows(s, like, at, tokens, first, some, seen, held, m, like)
                 _from_lanes(s, at, at.tokens, at.wide, at.dprojected, tokens, together, 3 * m)
                 sums = at.sums + (b - chunk) * tokens * at.token
                 start = (sums, at.token, register_width(s))
@@ -289,7 +323,7 @@ def group_vjp(
                     if biases[3] >= 0:
                         add_numbers(s, at.dbo, at.cotangent, rows, d)
                     if dpacked.shape[0] > size:
-                        add_row_sums(s, at.dz_sum, at.narrow, at.outputs, rows)
+                        _add_outputs(s, at, rows, seen.weights, (seen.first + b) * tokens)
             if with_units:
                 again = chunk > contexts[0]
                 _store_derivatives(s, at, dpacked, dweights, size, head, d, m, biases, again)

@@ -14,6 +14,7 @@ from .blocks import copy_numbers
 from .dispatch import wide_perceptrons
 from .lanes import REGISTER_BYTES, WIDTH, register_width
 from .perceptrons import Place, Scratch, panel_field, panel_vjp, place_of
+from .sight import SightAt
 from .wide import (
     add_numbers,
     clear_numbers,
@@ -135,7 +136,7 @@ def _load(s, at, sizes, places, p, packed, weights, units, d, field):
             transpose(s, at.factor_back, token, at.factor, neurons, d, cells, factors)
 
 
-def group_field(s, place, x, packed, weights, out, contexts, blocks, causal, add):
+def group_field(s, place, x, packed, weights, out, contexts, blocks, sight, add):
     """As `perceptrons.group_field`, of all units."""
     rows, d = x.shape[1], x.shape[2]
     p, width, count = Place(*place), register_width(s), packed.shape[1]
@@ -166,7 +167,7 @@ def group_vjp(
     dweights,
     contexts,
     blocks,
-    causal,
+    sight,
     with_units,
     add,
 ):
@@ -175,7 +176,7 @@ def group_vjp(
     p, width, (size, count) = Place(*place), register_width(s), packed.shape
     at, sizes, places = _lay_out(x.shape[0] * rows, d, p.n, count, width)
     shape = (d, sizes[1] // width, sizes[2], True)
-    start, last = contexts[0] * rows, contexts[1] * rows
+    start, last, own = contexts[0] * rows, contexts[1] * rows, SightAt(*sight)
     with_hidden = dpacked.shape[0] > size
     for chunk in range(start, last, at.chunk):
         tokens = min(last - chunk, at.chunk)
@@ -188,7 +189,8 @@ def group_vjp(
             clear_numbers(s, at.dw_in, at.size - at.dw_in)
             for first in range(0, tokens, at.panel):
                 some = min(at.panel, tokens - first)
-                panel_vjp(s, at, p, first, some, shape, with_units, with_hidden)
+                seen = own.weights, own.first * rows + chunk + first
+                panel_vjp(s, at, p, first, some, shape, with_units, with_hidden, seen)
             if with_units:
                 if p.b_out >= 0:
                     add_numbers(s, at.dbo, at.cotangent, tokens, d)

@@ -229,6 +229,12 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
 APART = ("dtype", "nodes", "nodes_seed", "group")
 
 
+def require_limit_of(run: object, limit: object) -> None:
+    """Refuse what is no run, and a limit that is not of the run's rule and problem."""
+    _require_runs(limit, run=run)
+    _require_rule_of_limit("run", run, limit)
+
+
 def _require_runs(limit: object, **runs: object) -> None:
     for name, run in runs.items():
         if not isinstance(run, ParticleRun):

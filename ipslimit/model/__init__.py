@@ -7,6 +7,7 @@ attention  their field and its transpose, defined; `eager` computes it with torc
 perceptrons  the family of perceptrons; `perceptrons_eager` computes with torch and `activations`
 laws       which heads training starts from, and their quadrature; `perceptron_laws` likewise, and
            `entries`, the densities that they share
+token_laws  laws of tokens, contexts drawn of them and their quadrature;  sobol: points for both
 norm, branch  what a layer adds, of one family or several behind a norm;  blocks: its law
 training_problem  what particles and limit know of a problem;  ends: what stands before the first
            layer and behind the last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -21,17 +22,19 @@ class Batch:
         What the tokens see.
     order : tensor (B, N) of int64, or None
         Where each token stood as the user gave them.
+    positions : tensor (B, N) of int64, or None where they are 0..N-1
+        Under a mask, of the tokens in their order.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     sight: Sight
     order: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
 
     def __getitem__(self, contexts) -> Batch:
         """Some of the contexts."""
-        order = None if self.order is None else self.order[contexts]
-        return Batch(self.inputs[contexts], self.targets[contexts], self.sight[contexts], order)
+        return self._map(lambda t: t[contexts])
 
     def split(self, together: int) -> list[Batch]:
         """So many contexts at a time."""
@@ -40,17 +43,23 @@ class Batch:
 
     def to(self, device: object) -> Batch:
         """The same on a device."""
-        order = None if self.order is None else self.order.to(device)
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
-        return Batch(inputs, targets, self.sight.to(device), order)
+        return self._map(lambda t: t.to(device))
+
+    @property
+    def places(self) -> torch.Tensor:
+        """The positions (B, N), whether they are given or not."""
+        if self.positions is not None:
+            return self.positions
+        contexts, tokens = self.inputs.shape[:2]
+        return torch.arange(tokens, device=self.inputs.device).expand(contexts, tokens)
 
     def ordered(self, t: torch.Tensor) -> torch.Tensor:
         """t (..., B, N, d), of tokens as the user gave them, in the order of positions."""
-        return t if self.order is None else _gathered(t, self.order)
+        return t if self.order is None else gathered(t, self.order)
 
     def restored(self, t: torch.Tensor) -> torch.Tensor:
         """t (..., B, N, d), of tokens in the order of positions, as the user gave them."""
-        return t if self.order is None else _gathered(t, self.order.argsort(-1))
+        return t if self.order is None else gathered(t, self.order.argsort(-1))
 
     @property
     def token_weights(self) -> torch.Tensor | None:
@@ -60,6 +69,13 @@ class Batch:
         omega = self.sight.weights / self.sight.weights.shape[-1]
         return self.restored(omega[..., None])[..., 0]
 
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        given = self.inputs, self.targets, self.sight, self.order, self.positions
+        inputs, targets, sight, *more = given
+        found = (None if t is None else function(t) for t in more)
+        return Batch(function(inputs), function(targets), sight.map(function), *found)
 
-def _gathered(t: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+
+def gathered(t: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """t (..., B, N, d) with the tokens of each context in this order (B, N)."""
     return t.gather(-2, order[..., None].expand(t.shape))

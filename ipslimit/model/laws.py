@@ -21,6 +21,7 @@ from ..checks import require_bool, require_finite, require_int, require_room, sh
 from .entries import TruncatedNormalEntries, XavierEntries
 from .heads import Heads
 from .layout import Layout
+from .sobol import sobol_points
 from .units import Units
 
 
@@ -312,11 +313,8 @@ class SampledLaw(Law):
         """
         self.check_nodes(n, seed)
         points = n // 2 if self._mirrored else n
-        sobol = scipy.stats.qmc.Sobol(self.uniforms, scramble=True, rng=np.random.default_rng(seed))
-        # next power of two, then cut: the sequence's own balance where n allows it
-        u = sobol.random_base2(math.ceil(math.log2(points)))[:points].T
-        # a scrambled point can round to 0, where a quantile may be infinite
-        packed = self._packed(np.clip(u, 2**-53, 1 - 2**-53))
+        u = sobol_points(self.uniforms, points, np.random.default_rng(seed))
+        packed = self._packed(u.T)
         if self._mirrored:
             mirrored = packed.clone()
             for name in self.units.mirror:

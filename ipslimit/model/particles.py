@@ -22,6 +22,7 @@ from .callbacks import asks_to_stop, require_callback
 from .draws import drawn_layers, require_layers_room, whole_layers
 from .ends import Ends, EndStates
 from .layers import Layers, Training
+from .layers_chosen import make_layers
 from .rules import Rule
 from .rules.base import is_built_in
 from .rules.identity import require_identity, rule_text
@@ -328,27 +329,3 @@ def _recorded_tokens(
     """x and p at the layers, (seeds, L+1, B, N, d), of tokens as the user gave them."""
     p, at_layers = all_costates(pi, lit_pi, batch.sight), slice(None, None, layers.stages)
     return tuple(batch.restored(t[at_layers]).transpose(0, 1) for t in (x, p))
-
-
-def make_layers(
-    branch: Branch,
-    scale: float,
-    cost: dict[str, int],
-    rule: Rule,
-    contexts: int,
-    tokens: int,
-    group=None,
-    tied: int | None = None,
-) -> Layers:
-    """The passes for these sizes (units per layer, contexts and tokens) and this rule.
-
-    With a process group, `branch` holds the units of this process.
-    """
-    arguments = branch, scale, cost, group, tied
-    if tied is not None or not branch.is_compiled(contexts, tokens):
-        return Layers(*arguments)
-    from ..cpu.layers import CompiledLayers  # numba takes a second to import
-    from ..cpu.rules import is_compiled
-
-    compiled = all(is_compiled(rule, units) for units in branch.families.values())
-    return (CompiledLayers if compiled else Layers)(*arguments)

@@ -9,14 +9,12 @@ import torch
 from ..checks import require_tensor, shown
 from .batch import Batch
 from .blocks import Block
-from .by_autograd import mixes_tokens
 from .context_loss import ContextLoss
 from .ends import GivenTokens
 from .laws import Law
 from .losses import MeanPooledSquaredError
 from .sight import sight_of
 from .training_problem import TrainingProblem
-from .units import Units
 
 
 class Problem(TrainingProblem):
@@ -132,10 +130,13 @@ class Problem(TrainingProblem):
                 "has no direction. Leave it out, or use norm=None."
             )
         prefix = "" if name == "contexts" else "probes' "
-        sight, order = sight_of(self.causal, token_weights, positions, contexts, prefix)
+        seen = sight_of(self.causal, token_weights, positions, contexts, prefix)
+        sight = seen[0]
         if not sight.plain:
-            self._require_seeing(f"{prefix}{'positions' if sight.ends is not None else 'weights'}")
-        examples = Batch(contexts, contexts, sight, order)
+            self.require_seeing(
+                f"{prefix}{'positions' if sight.ends is not None else 'weights'} of tokens"
+            )
+        examples = Batch(contexts, contexts, *seen)
         omega = examples.token_weights
         try:
             targets = self._checked_targets(contexts, targets)
@@ -145,18 +146,7 @@ class Problem(TrainingProblem):
             if name == "probes":
                 error.args = (f"probes: {error}",)
             raise
-        return contexts, targets, Batch(examples.ordered(contexts), targets, sight, order)
-
-    def _require_seeing(self, what: str) -> None:
-        """Refuse units that look at several tokens and know nothing of weights and positions."""
-        for law in self.block.laws.values():
-            family = law.layout.family
-            if family.path is Units.path and mixes_tokens(law.layout):
-                raise ValueError(
-                    f"law must be of heads, or of units that take every token by itself, with "
-                    f"{what} of tokens; got {family.__name__}, whose unit_field looks at several "
-                    "tokens. Leave them out."
-                )
+        return contexts, targets, Batch(examples.ordered(contexts), targets, *seen)
 
     def _checked_targets(self, contexts: torch.Tensor, targets: object) -> torch.Tensor:
         try:
@@ -238,7 +228,6 @@ class Problem(TrainingProblem):
     def tracer_costate(
         self, x: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """p(1) = d^2 l / dx_i domega_i (..., B, N, d) of tokens of weight 0, and 0 of others."""
         self._loss.require_weighted(weights, "weights of tokens")
         return self._loss.tracer_costate(x, targets, weights)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from .flow import flow, flow_jacobian, flow_p
 from .predictions import run_logits
 from .training_problem import TrainingProblem
 from .units import Units
@@ -175,6 +176,61 @@ class ParticleRun:
             For other arguments, and for a run of another problem.
         """
         return run_logits(self, problem, k, ids)
+
+    def flow(
+        self, k: int, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+    ) -> torch.Tensor:
+        """X_{r/L}(y): where the layers of a recorded step carry points that are no tokens.
+
+        A point is moved by the measure over the tokens of a context, and moves nobody.
+
+        Parameters
+        ----------
+        k : int
+        points : tensor (n, d), or (B, n, d), or (seeds, B, n, d)
+            For all contexts and seeds, or of each its own.
+        position : int, optional
+            Under a mask, of the points: they see tokens of positions up to it. By default that of
+            the last token. Without a mask there is none.
+        probe : bool
+            Take the probe contexts, and not those of batch k.
+
+        Returns
+        -------
+        tensor, shape (seeds, L+1, B, n, d)
+            At a token's own place and position it is the token's x, up to rounding.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other arguments, steps that are not recorded, a run that is one of several
+            processes', and units of a user's that mix tokens.
+        """
+        return flow(self, k, points, position, probe)
+
+    def flow_p(
+        self, k: int, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+    ) -> torch.Tensor:
+        """The costate P_{r/L} along `flow`, (seeds, L+1, B, n, d); arguments as there.
+
+        That of a token of weight omega there, (1 / omega) dl/dx, as omega goes to 0: the
+        derivative at the point, with the measure held fixed, of the flat derivative of the loss.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `flow`; and for a loss that is not of the weights of tokens.
+        """
+        return flow_p(self, k, points, position, probe)
+
+    def flow_jacobian(
+        self, k: int, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+    ) -> torch.Tensor:
+        """dX_{r/L}/dy of `flow`, (seeds, L+1, B, n, d, d), with the measure held fixed.
+
+        Row a has the derivative of component a. Arguments as of `flow`.
+        """
+        return flow_jacobian(self, k, points, position, probe)
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {number:g}" for name, number in self.unit_numbers.items())

@@ -17,6 +17,7 @@ place.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +25,8 @@ from ..checks import require_bool, require_tensor, shown
 
 # By how much a context's weights may miss a sum of 1, before they are made to meet it.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
+# The least weight that is not taken for none at all by those of `tracers`.
+LEAST = {torch.float64: 1e-100, torch.float32: 1e-15}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,21 +85,22 @@ class Sight:
 
     def __getitem__(self, contexts) -> Sight:
         """That of some of the contexts."""
-        return self._map(lambda t: t[contexts])
+        return self.map(lambda t: t[contexts])
 
     def repeated(self, times: int) -> Sight:
         """That of all contexts so many times, one after the other."""
-        return self if times == 1 else self._map(lambda t: t.repeat(times, 1))
+        return self if times == 1 else self.map(lambda t: t.repeat(times, 1))
 
     def to(self, device: object) -> Sight:
         """The same on a device."""
-        return self._map(lambda t: t.to(device))
+        return self.map(lambda t: t.to(device))
 
     def weighted(self, t: torch.Tensor) -> torch.Tensor:
         """t (..., B, N, s) times the weights of its tokens."""
         return t if self.weights is None else t * self.weights[..., None]
 
-    def _map(self, function) -> Sight:
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Sight:
+        """Apply one function to weights and ends."""
         if self.plain:
             return self
         parts = (None if t is None else function(t) for t in (self.weights, self.ends))
@@ -105,7 +109,7 @@ class Sight:
 
 def sight_of(
     causal: bool, token_weights: object, positions: object, x: torch.Tensor, prefix: str = ""
-) -> tuple[Sight, torch.Tensor | None]:
+) -> tuple[Sight, torch.Tensor | None, torch.Tensor | None]:
     """What is seen by tokens with these weights and positions, and their order of positions.
 
     Parameters
@@ -123,6 +127,8 @@ def sight_of(
     sight : Sight
         Of the tokens in the order of their positions.
     order : tensor (B, N) of int64, or None where they lie in it
+    positions : tensor (B, N) of int64, or None where none are given or there is no mask
+        Of the tokens in that order.
 
     Raises
     ------
@@ -130,11 +136,13 @@ def sight_of(
         For anything else, and where a token would see none of positive weight.
     """
     omega = None if token_weights is None else _weights(f"{prefix}token_weights", token_weights, x)
-    order = ends = None
+    order = ends = places = None
     if positions is not None:
-        order, ends = _order(_positions(f"{prefix}positions", positions, x))
+        places = _positions(f"{prefix}positions", positions, x)
+        order, ends = order_of(places)
+        places = places if order is None else places.gather(-1, order)
     if not causal:
-        order = ends = None
+        order = ends = places = None
     u = None
     if omega is not None:
         omega = omega if order is None else omega.gather(-1, order)
@@ -150,7 +158,7 @@ def sight_of(
                 "its position or before it; got a position before which all weights are 0. Put a "
                 "tracer at the position of a token that it is to see."
             )
-    return sight, order
+    return sight, order, places
 
 
 def _shape(name: str, t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -175,6 +183,12 @@ def _weights(name: str, given: object, x: torch.Tensor) -> torch.Tensor:
     if bool((omega < 0).any()):
         raise ValueError(
             f"{name} must not be negative; got {float(omega.min()):g}. A tracer has weight 0."
+        )
+    least = LEAST[x.dtype]
+    if bool(((omega > 0) & (omega < least)).any()):
+        raise ValueError(
+            f"{name} must be 0 or at least {least:g} in {x.dtype}; got "
+            f"{float(omega[omega > 0].min()):g}. Let such a token be a tracer, of weight 0."
         )
     sums = omega.sum(-1, keepdim=True)
     if bool(((sums - 1.0).abs() > ROUNDING[x.dtype]).any()):
@@ -203,7 +217,7 @@ def _positions(name: str, given: object, x: torch.Tensor) -> torch.Tensor:
     return _shape(name, positions.to(torch.int64), x)
 
 
-def _order(positions: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def order_of(positions: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The order of positions, and up to where each token sees in it; None where that is plain."""
     sorted_, order = positions.sort(dim=-1, stable=True)
     places = torch.arange(positions.shape[-1], device=positions.device).expand_as(order)

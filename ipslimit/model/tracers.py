@@ -15,7 +15,8 @@ ordinary ones theirs, and `all_costates` takes p = pi / u of them from there.
 
 It is so up to where a token's logit of a tracer exceeds that of all others by 290 (in float32 by
 45): beyond, this pass takes others for lighter than they are. So what trains units is taken from
-the passes where tracers weigh nothing, which no tracer can harm.
+the passes where tracers weigh nothing, which no tracer can harm; and where a tracer's costate comes
+near, past eps^2 / LIGHT, those of all tracers of its context are given as infinite.
 """
 
 from __future__ import annotations
@@ -73,4 +74,13 @@ def all_costates(pi: torch.Tensor, lit_pi: torch.Tensor | None, sight: Sight) ->
     p = pi / sight.weights[..., None]
     if lit_pi is None:
         return p
-    return torch.where(sight.tracers[..., None], lit_pi / LIGHT[pi.dtype], p)
+    return torch.where(sight.tracers[..., None], unlit(lit_pi, sight.tracers), p)
+
+
+def unlit(pi: torch.Tensor, tracers: torch.Tensor) -> torch.Tensor:
+    """p (..., B, N, d) of tracers from the pass under `lit`; nothing of other tokens."""
+    light = LIGHT[pi.dtype]
+    p = pi / light
+    most = torch.finfo(pi.dtype).eps ** 2 / light
+    past = ~(p.abs().amax(-1) < most) & tracers  # NaN too
+    return p.masked_fill(past.any(-1)[..., None, None], torch.inf)

@@ -11,10 +11,12 @@ import torch
 from ..checks import require_bool, require_int
 from .batch import Batch
 from .blocks import Block
+from .by_autograd import mixes_tokens
 from .ends import Ends
 from .laws import Law
 from .layout import Layout
 from .problem_identity import problem_identity
+from .units import Units
 
 
 class TrainingProblem(abc.ABC):
@@ -70,6 +72,32 @@ class TrainingProblem(abc.ABC):
                 f"batch must be at most the number of contexts, {self.count}; got {self.batch}. "
                 "Give more contexts: a batch is drawn without replacement."
             )
+
+    def require_seeing(self, what: str) -> None:
+        """Refuse units that look at several tokens and know nothing of weights and positions."""
+        for law in self.block.laws.values():
+            family = law.layout.family
+            if family.path is Units.path and mixes_tokens(law.layout):
+                raise ValueError(
+                    f"law must be of heads, or of units that take every token by itself, with "
+                    f"{what}; got {family.__name__}, whose unit_field looks at several tokens. "
+                    "Leave them out."
+                )
+
+    def tracer_costate(
+        self, x: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """p(1) = d^2 l / dx_i domega_i (..., B, N, d) of tokens of weight 0, and 0 of others.
+
+        Raises
+        ------
+        ValueError
+            Where the loss is no function of the measure over tokens.
+        """
+        raise ValueError(
+            "problem must have a loss of the measure over tokens, for costates of points that are "
+            f"no tokens; got {type(self).__name__}, whose every token has a label. Ask for flow."
+        )
 
     def chosen(self, k: int) -> torch.Tensor:
         """Indices (B,) of the contexts of batch k, which make the update from k to k + 1."""
