@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipslimit import ParticleRun, train_particles
-from ipslimit.measure.errors import bias_table, error_table, flow_table, weak_table
+from ipslimit.measure.errors import bias_table, error_table, weak_table
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.model.runs import joined
 from ipslimit.solvers import LimitRun
@@ -59,9 +59,6 @@ def measure_cell(
         problem, rule = setting.make_problem(), setting.make_rule()
         predicted = predict_fluctuation(problem, rule, run, device, together)
         nonlinearity = [[*key, value] for key, value in predicted.nonlinearity.items()]
-    rows = error_table(run, whole, limit, predicted, setting.places)
-    for name, at in setting.flows.items():
-        rows += flow_table(run, whole, *at, name)
     return {
         "rows": error_table(run, whole, limit, predicted, **further),
         "weak": weak_table(run, limit, limit.loss),

@@ -8,13 +8,7 @@ import torch
 from builders import F64, normal, small_atoms
 
 from ipslimit import AdamW, Problem, XavierUniform, train_particles
-from ipslimit.measure.errors import (
-    bias_table,
-    error_table,
-    flow_table,
-    quadrature_table,
-    weak_table,
-)
+from ipslimit.measure.errors import bias_table, error_table, quadrature_table, weak_table
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.solvers import solve_limit
 

@@ -114,7 +114,7 @@ class Tokens(FamilyStudy):
             for among, where in sets.items()
             for step in self.setting.recorded
             for v in VARIABLES
-            for term in (TERMS if BALL not in among else TERMS[:1])
+            for term in TERMS
             for norm in NORMS
         ]
         extremes = [
