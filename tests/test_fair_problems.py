@@ -9,6 +9,8 @@ from ipslimit import Problem, attention_field, train_particles
 from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.studies.fair import FairSetting
 from ipslimit.experiments.studies.scaling import SymmetricSetting
+from ipslimit.experiments.studies.tokens import verdict
+from ipslimit.experiments.studies.traced import TracedSetting
 from ipslimit.experiments.studies.worst import (
     FrozenError,
     ascend,
@@ -19,6 +21,7 @@ from ipslimit.experiments.studies.worst import (
 )
 from ipslimit.solvers import solve_limit
 
+TRACED = TracedSetting(d=5, m=2, contexts=2, probes=0, atoms=3, drawn_tokens=20, tracers=7)
 BASE = FairSetting(d=5, m=2, tokens=4, contexts=3, probes=2, atoms=3, eps=1e-2, lr=0.05, steps=2)
 
 
@@ -45,6 +48,51 @@ def test_mean_squared_norm_of_the_heads_does_not_depend_on_d():
             # 500 atoms of 8 or more uniform entries, whose squares vary by 0.9 of their mean:
             # the mean of the sums scatters by 1.5 % at most, and m = 4 is expected
             assert squares.mean() == pytest.approx(4.0, rel=0.06)
+
+
+def test_flow_maps_are_looked_at_in_the_same_points_whatever_n():
+    few, many = (TRACED.varied(tokens=n) for n in (3, 20))
+    for causal, names in ((False, ["ball"]), (True, ["ball, first", "ball, last"])):
+        one, other = (setting.varied(causal=causal).flows for setting in (few, many))
+        assert [*one] == [*other] == names
+        for name in names:
+            points = one[name][0]
+            assert torch.equal(points, other[name][0]) and points.shape == (7, 5)
+            assert points.norm(dim=-1).max() <= 2.0
+        positions = [at for _, at in other.values()]
+        assert positions == ([0, 19] if causal else [None])
+
+
+def test_points_of_an_embedded_problem_are_carried_with_it():
+    setting = TRACED.varied(d=7, embedded=5)
+    points = setting.flows["ball"][0]
+    torch.testing.assert_close(points @ setting._isometry(), TRACED.flows["ball"][0])
+
+
+@pytest.mark.parametrize(
+    "tokens, causal, places",
+    [
+        (3, False, {"few": [0, 1, 2]}),
+        (20, False, {"few": [0, 1, 2, 3]}),
+        (3, True, {"first": [0], "tenth": [0], "last": [2]}),
+        (20, True, {"first": [0], "tenth": [0, 1], "last": [19]}),
+    ],
+)
+def test_tokens_are_told_apart_by_their_place(tokens, causal, places):
+    found = TRACED.varied(tokens=tokens, causal=causal).places
+    assert {name: counts.nonzero().flatten().tolist() for name, counts in found.items()} == places
+    assert all(counts.shape == (tokens,) and counts.max() == 1.0 for counts in found.values())
+
+
+def test_a_slope_is_flat_within_the_margin_and_else_grows_or_falls_or_is_not_decided():
+    for ends, words in {
+        (0.02, 0.08): "flat within 0.1",
+        (0.02, 0.12): "grows",
+        (-0.3, -0.1): "falls",
+        (-0.3, 0.1): "sizes do not decide",
+    }.items():
+        assert verdict({"slope": sum(ends) / 2, "low": ends[0], "high": ends[1]}) == words
+    assert verdict({"slope": None, "low": None, "high": None}) is None
 
 
 def embedded_runs(rule):

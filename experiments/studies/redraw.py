@@ -46,7 +46,7 @@ def measure_redraws(
 
     Parameters
     ----------
-    problem : Problem of a law with atoms, of one family of units
+    problem : Problem of a law with atoms, of one family of units, with tokens of equal weight
     record : training steps that are measured; the last is the last that is trained
     seeds : indices; a seed's draws are those of `train_particles`
 

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MASKS = {"no mask": False, "causal": True}
-ALL, BALL, FIRST, LAST = "all tokens", "ball", "first token", "last token"
+ALL, FIRST_FEW, BALL, FIRST = "all tokens", f"first {FEW}", "ball", "first token"
 # Of what an error is measured, as a reader calls it -> the set of tokens in the tables of errors.
 AMONG = {
-    "no mask": {ALL: "train", f"{FEW} tokens": "few", BALL: "ball"},
+    "no mask": {ALL: "train", FIRST_FEW: "few", BALL: "ball"},
     "causal": {
         ALL: "train",
         FIRST: "first",
         "first tenth": "tenth",
-        LAST: "last",
+        "last token": "last",
         f"{BALL}, from the first": "ball, first",
         f"{BALL}, from the last": "ball, last",
     },
@@ -206,26 +206,28 @@ def sentence(table: list[dict], extremes: list[dict], step: int) -> str:
 
     def fluctuation(mask: str, among: str, variable: str, norm: str, at: int = step) -> str:
         about = {"mask": mask, "among": among, "variable": variable, "norm": norm, "step": at}
-        return told(table, mask == "no mask", term="fluctuation", **about)
+        return told(table, among == BALL, term="fluctuation", **about)
 
     ball = "; ".join(
         f"{variable} {norm} {fluctuation('no mask', BALL, variable, norm)}"
         for variable in VARIABLES
         for norm in NORMS
     )
-    over = row_of(extremes, among=BALL, step=step, variable="p")
-    why = ", the largest of more points" if over["verdict"] == "grows" else ""
+    over = {"among": FIRST_FEW, "step": step, "variable": "p"}
+    why = ""
+    if row_of(extremes, **over)["verdict"] == "grows":
+        why = ": a largest of more points"
     first = min(row["step"] for row in table)
     places = "; ".join(
         f"{among} {fluctuation('causal', among, 'p', 'sup')}" for among in [*AMONG["causal"]][1:]
     )
     return (
         f"After {counted_steps(step)}, without mask and at fixed points of a ball, the fluctuation "
-        f"goes with N like N to the power {ball}. The largest of p among all N tokens goes like "
-        f"{fluctuation('no mask', ALL, 'p', 'sup')}, and over that of the ball like "
-        f"{told(extremes, among=BALL, step=step, variable='p', verdicts=True)}{why}. Under a "
-        f"mask, by place (p, sup): {places}; of the first token at step {first} "
-        f"{fluctuation('causal', FIRST, 'p', 'sup', first)}."
+        f"goes with N like N to the power {ball}. The largest of p goes like "
+        f"{fluctuation('no mask', ALL, 'p', 'sup')} among all N tokens, like "
+        f"{fluctuation('no mask', FIRST_FEW, 'p', 'sup')} among the first {FEW}, their ratio like "
+        f"{told(extremes, **over)}{why}. With a causal mask, by place (p, sup): {places}; of the "
+        f"first token at step {first} {fluctuation('causal', FIRST, 'p', 'sup', first)}."
     )
 
 
