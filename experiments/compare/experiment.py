@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 
 from ipslimit.checks import resolve_device
-from ipslimit.solvers import solve_limit
 
 from ..cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, train_seeds
 from ..engines import Engine, choose_engine, compute
+from ..limit import solve_limit
 from ..memory import seeds_that_fit
 from ..plots import rule_name
 from ..settings import StudyError, SweepSetting

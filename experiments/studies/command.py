@@ -17,6 +17,7 @@ from .base import ClauseStudy
 from .batches import Batches
 from .blocks import Blocks
 from .causal import Causal
+from .chaos import Chaos
 from .constant import Constant
 from .dimension import Dimension
 from .epsilon import Epsilon
@@ -50,6 +51,7 @@ STUDIES: tuple[type[ClauseStudy], ...] = (
     Blocks,
     Batches,
     Horizon,
+    Chaos,
 )
 
 
