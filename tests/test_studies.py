@@ -64,6 +64,7 @@ def small(name, out):
         },
         "scaling": {"setting": SymmetricSetting(**SMALL, steps=0, record=(0,))},
         "uniform": {"setting": Setting(**SMALL, steps=1, record=(1,)), "heads": (4,)},
+        "flow": {"setting": Setting(**SMALL, steps=1, record=(1,)), "points": 8, "iterations": 3},
         "tokens": fixed | {"token_counts": (2, 3, 4)},
         "dimension": fixed | {"dimensions": (2, 3, 4)},
         "batches": {"heads": (1, 4), "batch_sizes": (1, 4), "batch_seeds": 2},
