@@ -11,6 +11,7 @@ import torch
 
 from ipslimit import Rule, Units
 from ipslimit.model.batch import Batch
+from ipslimit.model.branch import Branch, States
 from ipslimit.model.callbacks import asks_to_stop
 from ipslimit.model.sight import Sight
 from ipslimit.model.tracers import all_costates, lit, lit_costate
@@ -131,14 +132,34 @@ def train_on_grid(
             break
         if problem.tied:
             found = UnitSums(*(_over_depth(grid, part) for part in found))
-        tokens = problem.B * problem.N
-        gradients = {name: sums / tokens for name, sums in found.sums.items()}
-        branch, states = branch.updated(rule, states, gradients, step + 1, found.means, depths)
+        branch, states = _moved(branch, rule, states, found, problem, step + 1, depths)
         pulled = ends.pull(batch.inputs, p.edges[0])
         end_states = ends.update(rule, end_states, read, pulled, step + 1)
     solution.notes = branch.notes(rule, states, solution.least_size)
     solution.warning = branch.norm and branch.norm.warning(solution.least_size)
     return solution
+
+
+def _moved(
+    branch: Branch,
+    rule: Rule,
+    states: States,
+    found: UnitSums,
+    problem: TrainingProblem,
+    step: int,
+    depths: torch.Tensor | None,
+) -> tuple[Branch, States]:
+    """The units at all nodes and the rule's states after a step."""
+    contexts, tokens = problem.B, problem.N
+    if branch.is_compiled(contexts, tokens):
+        from ipslimit.cpu import nodes  # numba takes a second to import
+
+        if nodes.knows(rule, branch):
+            at = None if depths is None else depths.tolist()
+            given = found.sums, 1.0 / (contexts * tokens), step, found.means, at
+            return nodes.updated(branch, rule, states, *given)
+    gradients = {name: sums / (contexts * tokens) for name, sums in found.sums.items()}
+    return branch.updated(rule, states, gradients, step, found.means, depths)
 
 
 def _end(scheme: Scheme, system: System, x0: torch.Tensor, sight: Sight) -> torch.Tensor:

@@ -25,6 +25,7 @@ To be read in this order, in which each is made of those before it:
     places      where a family's matrices and biases are, as rules need it
     rules       one step of an optimizer rule on every unit of a layer
     rule_loops  what of them takes loops
+    nodes       a rule's step on the units of many depths, for the limit
     sweeps      a seed through all layers, forward, and backward with the rule
     layers      these sweeps as the `Layers` of a particle transformer
     weights     by itself: SBO-AdamW, and what a probe measures, on large weights of torch models
