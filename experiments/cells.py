@@ -48,8 +48,9 @@ def measure_cell(
     together = seeds_that_fit(study, depth, count, memory)
     whole = _whole(study, device, depth)
     setting = study.setting
+    further = {"sets": setting.places, "flows": setting.flows}
     if count is None:
-        rows = bias_table(whole, limit)
+        rows = bias_table(whole, limit, **further)
         diverged = int(whole.diverged.sum())
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "nonlinearity": []}
     run = train_seeds(study, device, depth, count, together)
@@ -59,7 +60,7 @@ def measure_cell(
         predicted = predict_fluctuation(problem, rule, run, device, together)
         nonlinearity = [[*key, value] for key, value in predicted.nonlinearity.items()]
     return {
-        "rows": error_table(run, whole, limit, predicted),
+        "rows": error_table(run, whole, limit, predicted, **further),
         "weak": weak_table(run, limit, limit.loss),
         "seeds": len(run.seeds),
         "diverged": int(run.diverged.sum()),

@@ -13,11 +13,12 @@ import torch
 from ipslimit import Problem
 from ipslimit.checks import require_real
 from ipslimit.model.branch import Branch
-from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers import LimitRun
 from ipslimit.solvers.routes import boundary_value, costate_adjoint, forward_dopri5
 
 from .frame.command import Command
 from .frame.outcome import Outcome
+from .limit import solve_limit
 from .provenance import provenance
 from .settings import Flat, Setting, StudyError
 

@@ -21,7 +21,7 @@ from ipslimit import __version__
 # Where the class of a command is. Only the chosen one is imported: torch alone takes a second.
 COMMANDS = {
     "sweep": "sweep_command:SweepCommand",
-    "compare": "compare_command:CompareCommand",
+    "compare": "compare.command:CompareCommand",
     "check": "check:CheckCommand",
     "study": "studies.command:StudyCommand",
     "report": "studies.report:ReportCommand",

@@ -250,6 +250,16 @@ class Setting(Chosen):
         """B, the contexts that a step sees."""
         return self.contexts if self.batch is None else self.batch
 
+    @property
+    def places(self) -> dict[str, torch.Tensor]:
+        """Further sets of tokens of which errors are measured, as `error_table` takes them."""
+        return {}
+
+    @property
+    def flows(self) -> dict[str, tuple[torch.Tensor, int | None]]:
+        """Points at which errors of flow maps are measured, as `error_table` takes them."""
+        return {}
+
     def learning_rate(self) -> object:
         """What the rule is made with: lr, or a schedule that rises to it."""
         peak = self.option("lr")

@@ -15,7 +15,7 @@ from ipslimit.measure.errors import quadrature_table
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.measure.parameters import theta_names
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
-from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers import LimitRun
 
 from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_cell
 from .engines import Engine, choose_engine
@@ -23,6 +23,7 @@ from .frame import runner
 from .frame.outcome import Outcome, drawing
 from .frame.own import digest_of
 from .frame.task import Task
+from .limit import solve_limit
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
 from .settings import StudyError, SweepSetting

@@ -26,7 +26,6 @@ class DepthGrid:
 
     @classmethod
     def uniform(cls, elements: int) -> DepthGrid:
-        """At least two elements: dense output looks at a neighbour."""
         return cls(tuple(i / elements for i in range(elements + 1)))
 
     @property
@@ -70,6 +69,7 @@ class Trajectory:
     Between edges it is the quintic through the values and slopes at three neighbouring edges: its
     error, O(h^6), is far below that of order-4 values, while the cubic of a single element would
     be the largest error of all (its O(h^4) was 60 times that of the edges' own on a smooth case).
+    A grid of one element has no more than that cubic: it is the coarser grid of a first pair alone.
     """
 
     grid: DepthGrid
@@ -78,8 +78,7 @@ class Trajectory:
 
     def __call__(self, s: torch.Tensor) -> torch.Tensor:
         """Values at depths s (S,), shape (S, B, N, d)."""
-        first = self.grid.locate(s).clamp(max=self.grid.elements - 2)
-        stencil = torch.stack([first, first + 1, first + 2])  # (3, S)
+        stencil = _stencil(self.grid, s, 1)  # (3, S)
         t = self.grid.nodes[0::2][stencil] - s
         value, slope = hermite_weights(t)
         stencil = stencil.to(self.edges.device)
@@ -129,11 +128,11 @@ def require_depths(name: str, value, increasing: bool = False) -> torch.Tensor:
 def between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     """Values given at all nodes, (nodes, P, H), at depths s (S,): (S, P, H).
 
-    The quartic through the five nodes of two elements, of order 5; but it overshoots next to fronts
-    that lie between two nodes, such as a small eps makes in Adam's steps. So it is kept within the
-    range of the two neighbouring nodes. Only where the function bends to one side at these and at
-    the nodes next to them, as it does around a smooth extremum and not beside a front, may it leave
-    that range, by twice what the smallest bend tells.
+    The quartic through the five nodes of two elements, of order 5 (of a single one, the parabola);
+    but it overshoots next to fronts that lie between two nodes, such as a small eps makes in Adam's
+    steps. So it is kept within the range of the two neighbouring nodes. Only where the function
+    bends to one side at these and at the nodes next to them, as it does around a smooth extremum
+    and not beside a front, may it leave that range, by twice what the smallest bend tells.
     """
     return torch.cat([_between_nodes(grid, values, part) for part in s.split(PART)])
 
@@ -143,7 +142,7 @@ def _between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> to
         return t.to(values)[..., None, None]
 
     nodes = grid.nodes
-    stencil = 2 * grid.locate(s).clamp(max=grid.elements - 2) + torch.arange(5)[:, None]
+    stencil = _stencil(grid, s, 2)
     weights = lagrange(nodes[stencil] - s).to(values)
     quartic = torch.einsum("is,is...->s...", weights, values[stencil.to(values.device)])
     left = torch.searchsorted(nodes[1:-1].contiguous(), s.contiguous(), right=True)
@@ -163,6 +162,16 @@ def _between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> to
     low = torch.minimum(torch.minimum(start, end), bent)
     high = torch.maximum(torch.maximum(start, end), bent)
     return torch.minimum(torch.maximum(quartic, low), high)
+
+
+def _stencil(grid: DepthGrid, s: torch.Tensor, in_element: int) -> torch.Tensor:
+    """Edges, or nodes (2 `in_element`), of the element that holds each depth s and of the next.
+
+    (points, S); of the last element and the one before it, and of a single one alone.
+    """
+    elements = min(2, grid.elements)
+    first = grid.locate(s).clamp(max=grid.elements - elements)
+    return in_element * first + torch.arange(in_element * elements + 1)[:, None]
 
 
 def lagrange(t: torch.Tensor) -> torch.Tensor:

@@ -21,10 +21,11 @@ from .grid import DepthGrid
 from .limit_memory import free_bytes, limit_bytes
 from .limit_run import LimitRun
 from .march import March
+from .meter import Meter, Watcher
 from .on_grid import GridSolution, Stopped, train_on_grid
 from .picard import NotContracting, Picard
 from .quadrature import choose_nodes, error_of, gaps_of, verdict
-from .refinement import Refinement, mark, no_longer_helps, refinement
+from .refinement import FINEST_FIRST, Refinement, first_elements, mark, no_longer_helps, refinement
 from .scheme import Scheme
 
 SCHEMES = {"march": March, "picard": Picard}
@@ -39,7 +40,7 @@ def solve_limit(
     device: object = "auto",
     *,
     method: str = "auto",
-    elements: int = 8,
+    elements: int | None = None,
     max_elements: int = 1024,
     nodes: int = 1024,
     nodes_seed: int = 0,
@@ -48,6 +49,7 @@ def solve_limit(
     quadrature_tol: float | None = None,
     evaluate: Iterable[int] = (),
     callback: Callable[[int, int, float], object] | None = None,
+    progress: Watcher | None = None,
 ) -> LimitRun:
     """Solve the training run of infinite depth and infinitely many heads.
 
@@ -69,8 +71,11 @@ def solve_limit(
         Scheme in depth, both of order 4 on the same grid; "auto" is "march" on the CPU and
         "picard", which is parallel in depth, on CUDA (falling back to "march" where the iteration
         does not contract).
-    elements, max_elements : int
-        Depth elements of the first grid, and the budget: the most a grid may have.
+    elements : int, optional
+        Depth elements of the first grid. By default as few as pay for this tol, see
+        `refinement.first_elements`: 8 for 1e-5 and below, down to 1.
+    max_elements : int
+        The budget: the most a grid may have.
     nodes, nodes_seed, scramblings : int
         For sampled laws: quadrature nodes, the seed of their scrambling, and how many independent
         scramblings the quadrature error is estimated from (1: not estimated, reported as NaN, and
@@ -88,6 +93,9 @@ def solve_limit(
     callback : callable (k, elements, loss), optional
         Called at every step k of every grid that is solved, with its number of elements. If it
         returns True the solve ends with the best answer so far, whose status tells.
+    progress : callable (k, elements, share), optional
+        Called after every evaluation at a node (of small problems, after every sweep through
+        depth), with the share in [0, 1] of the work on this grid that is done.
 
     Returns
     -------
@@ -123,11 +131,16 @@ def solve_limit(
     record = recorded_steps(record, steps)
     evaluate = evaluated_steps(evaluate, steps, problem)
     device = resolve_device(device)
-    elements = require_int("elements", elements, 2)
-    if require_int("max_elements", max_elements) < 4 * elements:
+    require_int("max_elements", max_elements)
+    if elements is None:
+        elements = min(first_elements(tol), max(1, max_elements // 4))
+        least = min(4 * FINEST_FIRST, max_elements)
+    else:
+        least = 4 * require_int("elements", elements)
+    if max_elements < 4 * elements:
         raise ValueError(
             f"max_elements must be at least 4 * elements = {4 * elements}, for two pairs of grids; "
-            f"got {max_elements}. Raise it, or lower elements ({elements})."
+            f"got {max_elements}. Raise it{f', or lower elements ({elements})' * (elements > 1)}."
         )
     require_int("scramblings", scramblings)
     require_int("max_nodes", max_nodes)
@@ -146,12 +159,15 @@ def solve_limit(
     for layout in problem.layouts:
         require_rule(rule, layout, problem.dtype, device, steps)
     require_callback(callback, "k", "elements", "loss")
-    cost = {"field": 0, "vjp": 0}
+    require_callback(progress, "k", "elements", "share", name="progress")
+    cost = Meter(progress)
+    sweeps = _sweeps(problem, steps, record, evaluate)
 
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
         arguments = (problem, rule, steps, record, grid)
-        more = (cost, device, (number, nodes_seed + scrambling), evaluate, callback)
+        more = (cost, device, (number, nodes_seed + scrambling), evaluate, callback, cost.at)
         scheme = _choose(method, device)
+        cost.begin(grid.elements, *sweeps, steps)
         try:
             return train_on_grid(*arguments, scheme, *more)
         except NotContracting:
@@ -163,9 +179,9 @@ def solve_limit(
     holder, budget = "max_nodes", "max_elements"
     sampled = not problem.block.exact
     if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
-        # room is wanted for two pairs of grids at least, and then for no more than there is
+        # room is wanted for two pairs of usual grids at least, and then for no more than there is
         room = free_bytes(device)
-        held = room // limit_bytes(problem, rule, len(record), 1, 4 * elements)
+        held = room // limit_bytes(problem, rule, len(record), 1, least)
         if held < max_nodes:
             max_nodes, holder = max(nodes, held), "what the memory holds"
         chosen, start = choose_nodes(
@@ -175,7 +191,7 @@ def solve_limit(
             nodes = chosen
             most = room // limit_bytes(problem, rule, len(record), nodes, 1)
             if most < max_elements:
-                max_elements, budget = max(4 * elements, most), "the memory for so many nodes"
+                max_elements, budget = max(least, most), "the memory for so many nodes"
     start = start or solve(first, nodes)
     run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
     run.rule, run.nodes_seed, run.of = rule_text(rule), nodes_seed, dict(problem.identity)
@@ -190,7 +206,18 @@ def solve_limit(
         run.quadrature_error = error_of(gaps) if scramblings > 1 else math.nan
         run.quadrature_gaps = gaps or {}
         run.judge(*verdict(nodes, run.quadrature_error, quadrature_tol, max_nodes, holder))
+    run.cost = dict(cost)
     return run
+
+
+def _sweeps(problem: TrainingProblem, steps: int, record, evaluate) -> tuple[int, int]:
+    """How often a training run goes through depth: forward and backward."""
+    forward, backward = steps + 1, len({*range(steps), *record})
+    if problem.probe_count:
+        batches = -(-problem.probe_count // problem.B)
+        forward += len(record) + batches * len(set(evaluate) - set(record))
+        backward += len(record)
+    return forward, backward
 
 
 def _choose(method: str, device: torch.device) -> Scheme:
@@ -200,7 +227,7 @@ def _choose(method: str, device: torch.device) -> Scheme:
 
 
 def _refine(
-    solve, coarse: GridSolution, tol: float, max_elements: int, budget: str, cost: dict
+    solve, coarse: GridSolution, tol: float, max_elements: int, budget: str, cost: Meter
 ) -> LimitRun:
     """Refine until the estimate is below tol, the budget is spent, or rounding is all there is."""
     history: list[Refinement] = []

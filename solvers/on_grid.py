@@ -70,12 +70,13 @@ def train_on_grid(
     quadrature: tuple[int, int] = (1024, 0),
     evaluate: tuple[int, ...] = (),
     callback: Callable | None = None,
+    begin: Callable[[int], object] | None = None,
 ) -> GridSolution:
     """The training run of `solve_limit` on one grid: the rule acts on every (node, atom).
 
-    `quadrature` are number and seed of the nodes of sampled laws. `cost` is added to. A run that
-    becomes non-finite stops early with NaN for what is missing of its loss;
-    `GridSolution.is_finite` then is False.
+    `quadrature` are number and seed of the nodes of sampled laws. `cost` is added to, and
+    `begin` called with every training step as it is begun. A run that becomes non-finite stops
+    early with NaN for what is missing of its loss; `GridSolution.is_finite` then is False.
     """
     nodes, depths = 2 * grid.elements + 1, None if problem.tied else grid.nodes
     at = grid.nodes[:1] if problem.tied else grid.nodes
@@ -88,6 +89,8 @@ def train_on_grid(
     solution = GridSolution(grid, loss, unit_numbers=numbers)
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
+        if begin is not None:
+            begin(step)
         keep, last = step in record, step == steps
         chosen = problem.chosen(step)
         batch = problem.data(chosen, device)

@@ -15,6 +15,11 @@ from .on_grid import GridSolution
 SAME_DEPTH = 1e-9
 
 
+# Tolerances, and the elements of a first grid that pay for them. Three grids are solved at least,
+# and the last, four times as fine, is over half of the cost: few enough that it often does.
+FINEST_FIRST = 8
+FIRST = ((1e-5, FINEST_FIRST), (1e-4, 4), (3e-4, 2))
+
 # Of a difference, or of a root sum of squares, where fronts in depth may be part of it.
 SAFETY = 1.5
 # Of the root sum of squares of all shares: one sigma of their sum, and a quarter.
@@ -48,6 +53,11 @@ class Refinement:
     def sharpening(self) -> float:
         """Factor from the difference of the two grids to the error of the finer one."""
         return self.error / self.difference if 0.0 < self.difference < math.inf else 1.0
+
+
+def first_elements(tol: float) -> int:
+    """Elements of the first grid for this tolerance: 8 where it is 1e-5 or less, down to 1."""
+    return next((elements for largest, elements in FIRST if tol <= largest), 1)
 
 
 def refinement(

@@ -12,7 +12,8 @@ from test_memory import measured_peak
 import ipslimit.experiments.cells
 from ipslimit import Block, Clip, Problem, Rebalance, train_particles
 from ipslimit.experiments.check import check_limit
-from ipslimit.experiments.compare import Compared, compare
+from ipslimit.experiments.compare.compared import Compared
+from ipslimit.experiments.compare.experiment import compare
 from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.engines.local import Processes
 from ipslimit.experiments.memory import cell_bytes, seeds_that_fit

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare_command import CompareCommand
+from ipslimit.experiments.compare.command import CompareCommand
 
 REFUSED = {
     "--inner 8": "inner must be left out with block=attention, which has no perceptrons; got 8.",

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from test_sweep import FLAGS as OF_ATOMS
 from test_sweep import SMALL, run_cli
 
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare import Compared, compare, comparison_figure, outcome
+from ipslimit.experiments.compare.compared import Compared
+from ipslimit.experiments.compare.experiment import compare
+from ipslimit.experiments.compare.figure import comparison_figure
+from ipslimit.experiments.compare.results import outcome
 from ipslimit.experiments.settings import Setting
 from ipslimit.measure.errors import quadrature_table
 
@@ -44,9 +48,16 @@ def compared():
     return compare(PAIR, "cpu")
 
 
-def test_quadrature_error_is_a_column_in_the_norm_of_the_errors(compared, tmp_path):
-    outcome(compared, PAIR, "cpu").write(tmp_path)
-    with open(tmp_path / "errors.csv") as file:
+@pytest.fixture(scope="module")
+def folder(compared, tmp_path_factory):
+    """With the files of the comparison: figures take long to draw."""
+    folder = tmp_path_factory.mktemp("compare")
+    outcome(compared, PAIR, "cpu").write(folder)
+    return folder
+
+
+def test_quadrature_error_is_a_column_in_the_norm_of_the_errors(compared, folder):
+    with open(folder / "errors.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["rule"] == "adamw"]
     for variable in "xp":
         found = [
@@ -74,13 +85,13 @@ def test_quadrature_error_is_in_the_figure_and_printed(compared, capsys, tmp_pat
     for comparison in compared:
         error = comparison.limit.quadrature_error
         assert f"{comparison.rule}, limit: quadrature error over heads {error:.1e}" in printed
-    step_1 = [line for line in printed.splitlines() if line.startswith("step 1")]
+    step_1 = [line for line in printed.splitlines() if re.match("step 1 .: rms error", line)]
     assert step_1 and all("quadrature error of the limit" in line for line in step_1)
 
 
-def test_config_holds_the_settings_and_what_became_of_the_limits(compared, tmp_path):
-    outcome(compared, PAIR, "cpu").write(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+def test_config_holds_the_settings_and_what_became_of_the_limits(compared, folder):
+    assert not list(folder.glob("flow.*"))  # without --animate
+    config = json.loads((folder / "config.json").read_text())
     pair = config["pair"]
     assert (pair["depth"], pair["heads"], pair["seeds"], pair["tol"]) == (4, 2, 2, 1e-3)
     assert pair["against"] == ["sgd"] and Setting(**pair["setting"]) == PAIR.setting
@@ -147,3 +158,37 @@ def test_compare_lays_rules_side_by_side_on_the_same_law_and_draws(capsys, tmp_p
 def test_rules_that_make_no_sense_are_refused_in_one_line(capsys, tmp_path, flags, message):
     status, text = run_cli(capsys, "compare", *flags, "--out", str(tmp_path))
     assert status == 2 and message in text.err and len(text.err.splitlines()) == 1
+
+
+def test_distances_of_measures_lie_beside_the_errors_of_pairs(folder):
+    tables = {}
+    for name in ("distances", "errors"):
+        with open(folder / f"{name}.csv") as file:
+            tables[name] = {
+                (row["rule"], row["step"], row["variable"], row["r"]): row
+                for row in csv.DictReader(file)
+            }
+    tokens = {key: row for key, row in tables["distances"].items() if key[2] == "x"}
+    assert len(tokens) == 2 * 2 * 5  # rules, steps, layers
+    for key, row in tokens.items():
+        pair = tables["errors"][key]
+        assert row["exact"] == "True" and row["method"] == "assignment"
+        assert float(row["w2"]) <= float(pair["rms"]) * (1 + 1e-9)
+        assert float(row["bias"]) <= float(pair["bias"]) * (1 + 1e-9)
+    assert len(tokens) == len(tables["distances"])  # heads of a sampled law are not kept
+
+
+def test_heads_are_as_far_from_the_limit_before_training_under_every_rule():
+    pair = Compared(SMALL.setting, ("sgd",), depth=4, heads=2, seeds=2, tol=SMALL.tol)
+    compared = compare(pair, "cpu")
+    start, end = (
+        [[row["w2"] for row in found.distances_of(step, "theta")] for found in compared]
+        for step in (0, 2)
+    )
+    assert len(start[0]) == 4 and min(start[0]) > 0
+    assert start[0] == start[1] and end[0] != end[1]
+    # the whole law starts at its limit
+    bias = [[row["bias"] for row in compared[0].distances_of(step, "theta")] for step in (0, 2)]
+    assert max(bias[0]) < 1e-7 < min(bias[1]) < min(end[0])
+    figure = comparison_figure(compared)
+    assert [axis.get_ylabel() for axis in figure.axes].count("W2 of parameters θ") == 2

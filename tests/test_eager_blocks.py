@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from builders import assert_to_rounding
+from builders import F64, assert_to_rounding
 from test_attention import ROUNDING, all_results, check, example
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -141,3 +141,29 @@ def test_an_attention_map_over_the_budget_still_works(monkeypatch):
     set_budgets(monkeypatch, 10)
     x, parts, c = example((), (), N=12)
     check(x, parts, c, causal=True)
+
+
+@pytest.mark.parametrize("height", [1, 5, 11])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("m", [1, 2])
+def test_an_attention_map_of_few_rows_at_a_time_is_the_whole_one(monkeypatch, m, causal, height):
+    set_budgets(monkeypatch, 10)
+    x, parts, c = example((2,), (2,), N=12, m=m)
+    heads, weights = Heads(**parts), torch.rand(x.shape[-3], 12, dtype=F64) + 0.1
+    options = {"causal": causal, "token_weights": weights / weights.sum(-1, keepdim=True)}
+
+    def results():
+        dx, dheads = attention_vjp(x, heads, c, **options)
+        return attention_field(x, heads, **options), dx, dheads.packed, dheads.weights
+
+    whole = results()
+    monkeypatch.setattr(eager, "MATRIX_BUDGET", 12 * height)
+    for part, at_once in zip(results(), whole, strict=True):
+        assert_to_rounding(part, at_once, ROUNDING, "rows")
+
+
+def test_no_temporary_is_as_large_as_an_attention_map_over_the_budget(monkeypatch):
+    set_budgets(monkeypatch, 10)
+    monkeypatch.setattr(eager, "MATRIX_BUDGET", 128 * 32)
+    field, vjp = measured_temporaries(*example((), (), N=128, B=1, H=2))
+    assert max(field[0], vjp[0]) == 128 * 32

@@ -23,8 +23,8 @@ from ipslimit.cpu.dispatch import VARIABLE
 from ipslimit.cpu.layers import CompiledLayers
 from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers, Training
-from ipslimit.model.norm import Norm
 from ipslimit.model.layers_chosen import make_layers
+from ipslimit.model.norm import Norm
 from ipslimit.model.sight import Sight
 from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
 from ipslimit.solvers.scheme import System

@@ -26,6 +26,7 @@ from ipslimit.experiments.studies.fair import FairSetting
 from ipslimit.experiments.studies.report import read_finding, report
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.search import PointSetting
+from ipslimit.experiments.studies.traced import TracedSetting
 from ipslimit.measure.rates import equivalence
 from ipslimit.measure.rates.share import BENT, HELD, OPEN, SLOWER
 
@@ -86,8 +87,8 @@ def small(name, out):
     if name == "uniform":
         options |= {"iterations": 3, "random_contexts": 5, "starts": 2}
     if name == "tokens":
-        options["setting"] = FairSetting(
-            **without("tokens"), steps=1, record=(0, 1), drawn_tokens=8
+        options["setting"] = TracedSetting(
+            **without("tokens"), steps=1, record=(0, 1), drawn_tokens=8, tracers=3
         )
     if name == "dimension":
         options["setting"] = FairSetting(**without("d"), steps=1, record=(0, 1))

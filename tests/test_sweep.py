@@ -14,7 +14,8 @@ import ipslimit.experiments.cells
 import ipslimit.experiments.sweep
 from ipslimit import train_particles
 from ipslimit.experiments.cli import main
-from ipslimit.experiments.compare import Compared, compare
+from ipslimit.experiments.compare.compared import Compared
+from ipslimit.experiments.compare.experiment import compare
 from ipslimit.experiments.plots import rates_figure
 from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.summary import summary
@@ -366,7 +367,8 @@ def test_command_line_sweeps_and_compares(capsys, tmp_path):
     main(["compare", *flags, "--depth", "4", "--heads", "2", "--out", str(tmp_path / "compare")])
     printed = capsys.readouterr().out
     assert "limit: converged" in printed and "step 2 p: rms error" in printed
-    files = "config.json errors.csv paths.csv compare.png compare.pdf compare.sha256 .compare"
+    files = "config.json errors.csv distances.csv paths.csv compare.png compare.pdf compare.sha256 "
+    files += ".compare"
     assert {path.name for path in (tmp_path / "compare").iterdir()} == set(files.split())
     assert "quadrature" not in printed  # with atoms there is none
 

@@ -224,6 +224,7 @@ REFUSED = {
     "token_weights must have sum 1": {"token_weights": [0.5, 0.25, 0.2]},
     "token_weights must have sum 1 in every context; got 0": {"token_weights": [0.0, 0.0, 0.0]},
     "token_weights must be finite": {"token_weights": [math.nan, 0.5, 0.5]},
+    "token_weights must be 0 or at least 1e-100": {"token_weights": [1e-120, 0.5, 0.5]},
     "token_weights must have shape": {"token_weights": [0.5, 0.5]},
     "token_weights must give every token one of positive weight": {"token_weights": [0, 0.5, 0.5]},
     "positions must have shape": {"positions": torch.tensor([0, 1])},

@@ -21,8 +21,9 @@ from ipslimit import ParticleRun, Problem, Rule, Units, train_particles
 from ipslimit.measure.trajectory import Backbone, TrainingPath, displacements, gram_matrix
 from ipslimit.model.particles import train_from
 from ipslimit.model.runs import empty_run
-from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers import LimitRun
 
+from ..limit import solve_limit
 from ..settings import Setting, StudyError
 from .geometry import describe, mean_absolute
 from .setting import ParticleSetting

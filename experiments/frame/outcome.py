@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..store import finite, replacing, write_csv, write_figure, write_json
 from ..together import write_together
 from . import drawn
+from .film import Film, film_kinds, write_film
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -46,6 +47,8 @@ class Outcome:
         With which the program ends.
     texts : dict
         Name of a Markdown file -> what it says.
+    films : dict
+        Name of a GIF and an HTML file, and of MP4 where that can be written -> film.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Outcome:
     damaged: list[str] = dataclasses.field(default_factory=list)
     status: int = 0
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    films: dict[str, Film] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> list[str]:
         """All the files, or none of them; returns their names."""
@@ -74,7 +78,10 @@ class Outcome:
             if not drawn.take_over(folder, self.name, staged, figures):
                 for name, figure in self.figures.items():
                     write_figure(staged / name, figure())
+            for name, film in self.films.items():
+                write_film(staged / name, film)
         drawn.remember(folder, self.name, digest)
         files = [f"{name}.json" for name in documents] + [f"{name}.csv" for name in self.tables]
         files += [f"{name}.md" for name in self.texts]
-        return files + figures
+        films = [f"{name}.{kind}" for name in self.films for kind in film_kinds()]
+        return files + figures + films

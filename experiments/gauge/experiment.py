@@ -13,13 +13,13 @@ import torch
 from ipslimit import Atoms, Problem, Rebalance, Rule, train_particles
 from ipslimit.model.blocks import MOST_HEADS
 from ipslimit.model.symmetry import rescale_pairs
-from ipslimit.solvers import solve_limit
 
 from ..engines import InProcess
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Distinct, Inner, Natural, Positive, Real, Whole
 from ..frame.kept import plain
 from ..frame.task import Task
+from ..limit import solve_limit
 from ..settings import Flat, Setting
 from ..store import finite, numbers
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ipslimit import ParticleRun, train_particles
-from ipslimit.solvers import solve_limit
 
+from ..limit import solve_limit
 from ..store import NUMBER, finite
 from ..text.characters import CharacterWindows
 from .plain import plain_run

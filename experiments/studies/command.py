@@ -21,6 +21,7 @@ from .chaos import Chaos
 from .constant import Constant
 from .dimension import Dimension
 from .epsilon import Epsilon
+from .flow import Flow
 from .horizon import Horizon
 from .influence import Influence
 from .laws import Laws
@@ -36,6 +37,7 @@ from .varied import VariedStudy
 STUDIES: tuple[type[ClauseStudy], ...] = (
     Rates,
     Uniform,
+    Flow,
     Tokens,
     Dimension,
     Steps,

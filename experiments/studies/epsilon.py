@@ -12,11 +12,11 @@ from ipslimit import train_particles
 from ipslimit.checks import require_real
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import Trend, fit_trend
-from ipslimit.solvers import solve_limit
 
 from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.plot import label
 from ..frame.task import Task
+from ..limit import solve_limit
 from ..plots import NAMES, look
 from ..settings import Flat, Setting, Sizes
 from ..store import NUMBER

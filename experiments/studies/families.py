@@ -77,11 +77,16 @@ class FamilyStudy(ClauseStudy):
 
 
 def problem_errors(
-    results: Sequence[Sequence[SweepResult]], step: int, variable: str, term: str, norm: str
+    results: Sequence[Sequence[SweepResult]],
+    step: int,
+    variable: str,
+    term: str,
+    norm: str,
+    where: str = "train",
 ) -> np.ndarray:
     """Errors (sizes, problems), each the root mean square over the seeds of its one cell."""
     cells = [
-        [cells_of(result.rows, step, variable, norm)[term] for result in problems]
+        [cells_of(result.rows, step, variable, norm, where)[term] for result in problems]
         for problems in results
     ]
     return np.array([[root_mean_square(*cell.values()) for cell in row] for row in cells])

@@ -6,10 +6,10 @@ import math
 from itertools import product
 
 from ipslimit.measure.errors import mean_square
-from ipslimit.solvers import solve_limit
 
 from ..cells import SECONDS_A_UNIT, cell_cost
 from ..frame.task import Task
+from ..limit import solve_limit
 from ..settings import Setting, SweepSetting
 from ..store import NUMBER
 

@@ -11,12 +11,13 @@ import torch
 from ipslimit import Problem, train_particles
 from ipslimit.checks import require_int, require_real
 from ipslimit.measure.rates import RateFits, exponent_differences, fit_rates
-from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers import LimitRun
 
 from ..cells import FORM as CELL
 from ..engines import Engine, OneThread
 from ..frame.plot import label
 from ..frame.task import Task
+from ..limit import solve_limit
 from ..plots import BIAS, NAMES, along, cells_of, legend_below, log_axes, look, series, triangle
 from ..settings import Flat, Setting, Sizes, StudyError
 from ..store import NUMBER

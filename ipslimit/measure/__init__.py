@@ -1,1 +1,1 @@
-"""What is measured: errors against the limit, the fluctuation's constant, rates, trajectories."""
+"""What is measured: errors and distances from the limit, the constant, rates, trajectories."""

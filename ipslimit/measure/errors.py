@@ -7,6 +7,9 @@ contexts b and tokens i:
 
     rms = max_r sqrt( mean_seeds mean_{b,i} |.|^2 )     sup = sqrt( mean_seeds max_{r,b,i} |.|^2 )
 
+Tokens count in the mean by their weights, and in the largest where they have one; tracers, which
+have none, are sets of their own (`token_sets`).
+
 A table has one row a seed, whose `error` is such that the norm is sqrt(mean over seeds error^2):
 for rms, the seed's own mean over contexts and tokens at the layer r where the mean over seeds is
 largest. That is what `fit_rates` reads.
@@ -14,8 +17,10 @@ largest. That is what `fit_rates` reads.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +32,11 @@ from ..model.rules.identity import require_same_rule
 from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
 from .parameters import end_gaps, unit_distances
+from .rows import Row, error_rows, mean_square, norm_rows, peak_of, row_key, squared
+from .token_sets import TokenSets, require_own_name, require_places, sets_of, token_mean
 
-Row = dict[str, object]
+Places = Mapping[str, torch.Tensor]
+Flows = Mapping[str, tuple[torch.Tensor, int | None]]
 
 
 class Limit(Protocol):
@@ -45,23 +53,32 @@ class Limit(Protocol):
     ends: dict[int, dict[str, torch.Tensor]]
 
 
-def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
+def bias_table(
+    whole: ParticleRun, limit: Limit, sets: Places | None = None, flows: Flows | None = None
+) -> list[Row]:
     """Rows of the bias x^{L,inf} - X, for x, p and theta at every recorded step.
 
     Parameters
     ----------
     whole : ParticleRun with heads=None
     limit : the limit of the same problem and rule, recorded at the same steps
+    sets : dict name -> tensor (N,), optional
+        Further sets of tokens of the training contexts: what the one at each place counts, >= 0.
+    flows : dict name -> (points, position), optional
+        Further sets, of points that are no tokens: of the flow map there, as x, and its costate, as
+        p. Points and position are as of `ParticleRun.flow`, and all points count alike.
 
     Returns
     -------
     list of dict with keys step, variable ("x", "p", "theta"), term ("bias"), norm ("rms", "sup"),
-    set ("train", "probe"), L, H (inf), seed, error. The bias has no randomness: one row a cell.
+    set ("train", "probe", and of their tracers "tracer", "probe_tracer"), L, H (inf), seed, error.
+    The bias has no randomness: one row a cell.
 
     Raises
     ------
     ValueError
-        If `whole` has finitely many heads, another rule than the limit, or other nodes.
+        If `whole` has finitely many heads, another rule than the limit, or other nodes; and for
+        sets of other places, and points that are none.
     """
     _require_runs(limit, whole=whole)
     if not math.isinf(whole.head_count):
@@ -73,13 +90,16 @@ def bias_table(whole: ParticleRun, limit: Limit) -> list[Row]:
     _require_nodes_of_limit(whole, limit)
     whole = first_seed(whole)  # all of them share one answer
     rows: list[Row] = []
-    for step, variable, where, bias in _biases(whole, limit):
-        rows += _norms(_key(whole, step, variable, "bias", where), (0,), _square(bias))
+    compared = _biases(whole, limit, sets), _flow_biases(whole, limit, flows)
+    for step, variable, counts, _, bias in itertools.chain(*compared):
+        square = squared(bias)
+        for where, weights in counts.items():
+            rows += norm_rows(row_key(whole, step, variable, "bias", where), (0,), square, weights)
     for step, variable, square, weights in unit_distances(whole, None, limit):
-        key = _key(whole, step, variable, "bias", "train")
-        rows += _norms(key, (0,), square[:, :, None], weights[:, :, None])
+        key = row_key(whole, step, variable, "bias", "train")
+        rows += norm_rows(key, (0,), square[:, :, None], weights[:, :, None])
     for step, variable, gap in end_gaps(whole, limit):
-        rows += _norms(_key(whole, step, variable, "bias", "train"), (0,), _square(gap))
+        rows += norm_rows(row_key(whole, step, variable, "bias", "train"), (0,), squared(gap))
     return rows
 
 
@@ -98,9 +118,10 @@ def quadrature_table(limit: Limit) -> list[Row]:
     """
     rows: list[Row] = []
     for (name, step), gaps in limit.quadrature_gaps.items():
-        where = "probe" if name.startswith("probe") else "train"
-        key = {"step": step, "variable": name[-1], "term": "quadrature", "set": where}
-        rows += _norms(key | {"L": math.inf, "H": math.inf}, range(1, len(gaps) + 1), _square(gaps))
+        square, seeds = squared(gaps), range(1, len(gaps) + 1)
+        for where, weights in sets_of(limit, name, step).items():
+            key = {"step": step, "variable": name[-1], "term": "quadrature", "set": where}
+            rows += norm_rows(key | {"L": math.inf, "H": math.inf}, seeds, square, weights)
     return rows
 
 
@@ -109,6 +130,8 @@ def error_table(
     whole: ParticleRun,
     limit: Limit,
     predicted: PredictedFluctuation | None = None,
+    sets: Places | None = None,
+    flows: Flows | None = None,
 ) -> list[Row]:
     """Rows of the total error and the fluctuation of one (L, H), for x, p and theta.
 
@@ -120,63 +143,45 @@ def error_table(
     predicted : PredictedFluctuation, optional
         Adds, at the layer r of the measured rms fluctuation, term "predicted" (the predicted
         fluctuation there) and "residual" (measured minus predicted, path by path).
+    sets, flows : dict, optional
+        As of `bias_table`; flows have no term of the prediction.
 
     Returns
     -------
     list of dict
         As `bias_table`, with terms "total", "fluctuation" and "cross". The last is signed and in
         squared units, 2 mean_{b,i} <fluctuation, bias>, at the layer of the total's rms, so that
-        there total^2 = fluctuation^2 + bias^2 + cross. theta is the distance of a head from the
-        limit's head of the same atom at s = r/L, in the Euclidean norm of its parameters, averaged
-        over heads with their weights (laws with atoms only). Those of the ends of a language model
-        are "embedding", "position" and "readout", of the vectors that are their rows.
+        there total^2 = fluctuation^2 + bias^2 + cross, in every set of tokens. theta is the
+        distance of a head from the limit's head of the same atom at s = r/L, in the Euclidean norm
+        of its parameters, averaged over heads with their weights (laws with atoms only). Those of
+        the ends of a language model are "embedding", "position" and "readout", of the vectors that
+        are their rows.
 
     Raises
     ------
     ValueError
         If the runs differ in depth, recorded steps, residual exponent, rule or contexts, or the
-        limit in its rule.
+        limit in its rule; and for sets of other places, and points that are none.
     """
     _require_runs(limit, run=run, whole=whole)
-    if whole.depth != run.depth or not math.isinf(whole.head_count):
-        raise ValueError(
-            f"whole must be the heads=None run of depth {run.depth}; got depth {whole.depth}, "
-            f"heads {whole.head_count}. Train it with heads=None."
-        )
-    if set(run.x) != set(whole.x):
-        raise ValueError(
-            f"run and whole must record the same steps; got {sorted(run.x)} and "
-            f"{sorted(whole.x)}. Pass the same record= to both."
-        )
-    _require_same_model(run, whole)
+    _require_whole(run, whole)
     _require_rule_of_limit("run", run, limit)
     whole = first_seed(whole)
     rows: list[Row] = []
-    for step, variable, where, bias in _biases(whole, limit):
-        values, exact = (getattr(r, _attribute(variable, where))[step] for r in (run, whole))
-        fluctuation = values - exact
-        total = fluctuation + bias
-        rows += _norms(_key(run, step, variable, "total", where), run.seeds, _square(total))
-        key = _key(run, step, variable, "fluctuation", where)
-        rows += _norms(key, run.seeds, _square(fluctuation))
-        peak = _peak(mean_square(total))
-        cross = 2 * (fluctuation * bias).sum(-1).mean((-1, -2))[:, peak]
-        rows += _rows(_key(run, step, variable, "cross", where), "rms", run.seeds, cross)
-        if predicted is not None:
-            expected = getattr(predicted, _attribute(variable, where))[step]
-            peak = _peak(mean_square(fluctuation))
-            for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
-                key = _key(run, step, variable, term, where)
-                rows += _rows(key, "rms", run.seeds, mean_square(value)[:, peak].sqrt())
+    for step, variable, counts, of, bias in _biases(whole, limit, sets):
+        gaps = of(run) - of(whole), bias, None if predicted is None else of(predicted)
+        rows += _rows_of_gaps(run, step, variable, counts, *gaps)
+    for step, variable, counts, of, bias in _flow_biases(whole, limit, flows):
+        rows += _rows_of_gaps(run, step, variable, counts, of(run) - of(whole), bias, None)
     for step, variable, square, weights in unit_distances(run, whole, None):
-        key = _key(run, step, variable, "fluctuation", "train")
-        rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
+        key = row_key(run, step, variable, "fluctuation", "train")
+        rows += norm_rows(key, run.seeds, square[:, :, None], weights[:, :, None])
     for step, variable, square, weights in unit_distances(run, None, limit):
-        key = _key(run, step, variable, "total", "train")
-        rows += _norms(key, run.seeds, square[:, :, None], weights[:, :, None])
+        key = row_key(run, step, variable, "total", "train")
+        rows += norm_rows(key, run.seeds, square[:, :, None], weights[:, :, None])
     for term, reference in (("fluctuation", whole), ("total", limit)):
         for step, variable, gap in end_gaps(run, reference):
-            rows += _norms(_key(run, step, variable, term, "train"), run.seeds, _square(gap))
+            rows += norm_rows(row_key(run, step, variable, term, "train"), run.seeds, squared(gap))
     return rows
 
 
@@ -201,24 +206,25 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
     rows: list[Row] = []
     alive = ~run.diverged
     count = int(alive.sum())
-    depths = torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
     for step in run.x if count else ():
-        for variable, where in _sets(run):
-            name = _attribute(variable, where)
+        for variable, name, counts in _compared(run, step):
             values = getattr(run, name)[step][alive]
-            gap = mean_square(values.mean(0) - getattr(limit, name)(step, depths))
-            peak = _peak(gap[None])
-            spread = values.var(0).sum(-1).mean((-1, -2))[peak] if count > 1 else torch.nan
-            rows.append(
-                _key(run, step, variable, None, where)
-                | {"seeds": count, "error": math.sqrt(gap[peak])}
-                | {"standard_error": math.sqrt(float(spread) / count)}
-            )
+            difference = values.mean(0) - getattr(limit, name)(step, _depths(run))
+            variance = values.var(0).sum(-1) if count > 1 else None
+            for where, weights in counts.items():
+                gap = mean_square(difference, weights)
+                peak = peak_of(gap[None])
+                spread = torch.nan if variance is None else token_mean(variance, weights)[peak]
+                rows.append(
+                    row_key(run, step, variable, None, where)
+                    | {"seeds": count, "error": math.sqrt(gap[peak])}
+                    | {"standard_error": math.sqrt(float(spread) / count)}
+                )
     for step in run.x if count else ():
         losses = run.loss[alive, step]
         spread = float(losses.std()) / math.sqrt(count) if count > 1 else math.nan
         rows.append(
-            _key(run, step, "loss", None, "train")
+            row_key(run, step, "loss", None, "train")
             | {"seeds": count, "error": float(losses.mean() - limit_loss[step])}
             | {"standard_error": spread}
         )
@@ -229,16 +235,36 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
 APART = ("dtype", "nodes", "nodes_seed", "group")
 
 
+def require_limit_of(run: object, limit: object) -> None:
+    """Refuse what is no run, and a limit that is not of the run's rule and problem."""
+    _require_runs(limit, run=run)
+    _require_rule_of_limit("run", run, limit)
+
+
 def _require_runs(limit: object, **runs: object) -> None:
-    for name, run in runs.items():
-        if not isinstance(run, ParticleRun):
-            raise TypeError(f"{name} must be a ParticleRun; got {shown(run)}.")
+    _require_particles(**runs)
     if not callable(getattr(limit, "x", None)):
         raise TypeError(f"limit must be a run of solve_limit; got {shown(limit)}.")
 
 
-def _require_same_model(run: ParticleRun, whole: ParticleRun) -> None:
+def _require_particles(**runs: object) -> None:
+    for name, run in runs.items():
+        if not isinstance(run, ParticleRun):
+            raise TypeError(f"{name} must be a ParticleRun; got {shown(run)}.")
+
+
+def _require_whole(run: ParticleRun, whole: ParticleRun) -> None:
     """Refuse a whole-law run of another model, as far as the runs themselves can tell."""
+    if whole.depth != run.depth or not math.isinf(whole.head_count):
+        raise ValueError(
+            f"whole must be the heads=None run of depth {run.depth}; got depth {whole.depth}, "
+            f"heads {whole.head_count}. Train it with heads=None."
+        )
+    if set(run.x) != set(whole.x):
+        raise ValueError(
+            f"run and whole must record the same steps; got {sorted(run.x)} and "
+            f"{sorted(whole.x)}. Pass the same record= to both."
+        )
     require_same_rule("whole.rule", whole.rule, "run", run.rule)
     ours, theirs = run.residual_exponent, whole.residual_exponent
     if ours != theirs:
@@ -287,65 +313,77 @@ def _require_nodes_of_limit(whole: ParticleRun, limit: Limit) -> None:
         refuse(f"nodes, of nodes_seed {limit.nodes_seed}; got those of {seed}")
 
 
-def _attribute(variable: str, where: str) -> str:
-    return variable if where == "train" else f"probe_{variable}"
+def _compared(
+    run: ParticleRun, step: int, places: Places | None = None
+) -> Iterator[tuple[str, str, TokenSets]]:
+    """(variable, attribute, sets of tokens) of what a run has recorded of x and p."""
+    for name in ("x", "p", "probe_x", "probe_p"):
+        if getattr(run, name):
+            yield name[-1], name, sets_of(run, name, step, places)
 
 
-def _sets(run: ParticleRun) -> list[tuple[str, str]]:
-    return [(v, w) for w in ("train", "probe") for v in "xp" if getattr(run, _attribute(v, w))]
+# Step, variable, sets of tokens, what takes the values from a run, (seeds, L+1, B, N, d), and their
+# bias, (1, L+1, B, N, d): those of the whole law minus the limit's.
+Biases = Iterator[tuple[int, str, TokenSets, Callable[..., torch.Tensor], torch.Tensor]]
 
 
-def _biases(whole: ParticleRun, limit: Limit) -> Iterator[tuple[int, str, str, torch.Tensor]]:
-    """(step, variable, set, x^{L,inf} - X with shape (1, L+1, B, N, d))."""
-    depths = torch.arange(whole.depth + 1, dtype=torch.float64) / whole.depth
+def _biases(whole: ParticleRun, limit: Limit, sets: Places | None) -> Biases:
+    """Of what is recorded."""
     for step in whole.x:
-        for variable, where in _sets(whole):
-            name = _attribute(variable, where)
-            yield (
-                step,
-                variable,
-                where,
-                (getattr(whole, name)[step] - getattr(limit, name)(step, depths)),
-            )
+        places = None if sets is None else require_places(sets, whole.x[step].shape[-2])
+        for variable, name, counts in _compared(whole, step, places):
+            of = functools.partial(_recorded, name, step)
+            gap = of(whole) - getattr(limit, name)(step, _depths(whole))
+            yield step, variable, counts, of, gap
 
 
-def _key(run: ParticleRun, step: int, variable: str, term: str | None, where: str) -> Row:
-    key: Row = {"step": step, "variable": variable}
-    if term is not None:
-        key["term"] = term
-    key |= {"set": where, "L": run.depth, "H": float(run.head_count)}
-    if len(set(run.unit_numbers.values())) > 1:
-        key |= {f"H_{family}": float(number) for family, number in run.unit_numbers.items()}
-    return key
+def _flow_biases(whole: ParticleRun, limit: Limit, flows: Flows | None) -> Biases:
+    """Of points that are carried along."""
+    for step, (where, at) in itertools.product(whole.x, (flows or {}).items()):
+        require_own_name("flows", where)
+        for variable, name in (("x", "flow"), ("p", "flow_p")):
+            of = functools.partial(_carried, name, step, at)
+            gap = of(whole) - getattr(limit, name)(step, _depths(whole), *at)
+            yield step, variable, {where: None}, of, gap
 
 
-def _norms(key: Row, seeds, square: torch.Tensor, weights: torch.Tensor | None = None) -> list[Row]:
-    """rms and sup rows of squared distances (seeds, layers, ., .); weights instead of the mean."""
-    if weights is None:
-        mean, largest = square.mean((-1, -2)), square
-    else:
-        mean = (square * weights).sum((-1, -2)) / weights.sum((-1, -2))
-        largest = torch.where(weights > 0, square, 0.0)
-    rms = mean[:, _peak(mean)].sqrt()
-    return _rows(key, "rms", seeds, rms) + _rows(
-        key, "sup", seeds, largest.flatten(1).amax(1).sqrt()
-    )
+def _recorded(name: str, step: int, run: object) -> torch.Tensor:
+    return getattr(run, name)[step]
 
 
-def _square(gap: torch.Tensor) -> torch.Tensor:
-    return gap.square().sum(-1)
+def _carried(name: str, step: int, at: tuple, run: ParticleRun) -> torch.Tensor:
+    return getattr(run, name)(step, *at)
 
 
-def _rows(key: Row, norm: str, seeds, errors: torch.Tensor) -> list[Row]:
-    return [
-        key | {"norm": norm, "seed": seed, "error": error}
-        for seed, error in zip(seeds, errors.tolist(), strict=True)
-    ]
+def _depths(run: ParticleRun) -> torch.Tensor:
+    return torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
 
 
-def mean_square(gap: torch.Tensor) -> torch.Tensor:
-    """mean_{b,i} |gap|^2 for gap (..., B, N, d)."""
-    return gap.square().sum(-1).mean((-1, -2))
+def _rows_of_gaps(
+    run: ParticleRun,
+    step: int,
+    variable: str,
+    counts: TokenSets,
+    fluctuation: torch.Tensor,
+    bias: torch.Tensor,
+    expected: torch.Tensor | None,
+) -> list[Row]:
+    """Rows of the terms that an error splits into, over every set of tokens."""
+    total, rows, seeds = fluctuation + bias, [], run.seeds
+    for where, weights in counts.items():
+        key = row_key(run, step, variable, "total", where)
+        rows += norm_rows(key, seeds, squared(total), weights)
+        rows += norm_rows(key | {"term": "fluctuation"}, seeds, squared(fluctuation), weights)
+        peak = peak_of(mean_square(total, weights))
+        cross = 2 * token_mean((fluctuation * bias).sum(-1), weights)[:, peak]
+        rows += error_rows(key | {"term": "cross"}, "rms", seeds, cross)
+        if expected is None:
+            continue
+        peak = peak_of(mean_square(fluctuation, weights))
+        for term, value in (("predicted", expected), ("residual", fluctuation - expected)):
+            errors = mean_square(value, weights)[:, peak].sqrt()
+            rows += error_rows(key | {"term": term}, "rms", seeds, errors)
+    return rows
 
 
 def root_mean_square(errors: Sequence[float]) -> float:
@@ -356,9 +394,3 @@ def root_mean_square(errors: Sequence[float]) -> float:
     kept = np.asarray(errors, dtype=float)
     kept = kept[np.isfinite(kept)]
     return math.sqrt(np.mean(kept**2)) if len(kept) else math.nan
-
-
-def _peak(square: torch.Tensor) -> int:
-    """Layer at which the mean over the seeds that are finite is largest; square (seeds, layers)."""
-    finite = torch.isfinite(square).all(1)
-    return int(square[finite].mean(0).argmax()) if finite.any() else 0

@@ -25,6 +25,7 @@ from ..model.run_arguments import require_problem
 from ..model.runs import ParticleRun, empty_run
 from ..model.training_problem import TrainingProblem
 from ..model.units import Units
+from .token_sets import sets_of, token_mean
 
 # The derivative is a central difference at this multiple of the noise itself: small enough that the
 # next order is a hundredth of what it is at the noise, large enough for the roundings of float32.
@@ -46,8 +47,8 @@ class PredictedFluctuation:
     x, p, probe_x, probe_p : dict step -> tensor (seeds, L+1, B, N, d)
     nonlinearity : dict (name, step) -> float
         How far the response at the size of the noise departs from its linear part: rms over
-        seeds, layers, contexts and tokens of the departure over that of the linear part, for the
-        noise itself (the run) or its mirror image, whichever departs more.
+        seeds, layers, contexts and tokens (by their weights) of the departure over that of the
+        linear part, for the noise itself (the run) or its mirror image, whichever departs more.
     """
 
     x: dict[int, torch.Tensor]
@@ -201,10 +202,16 @@ def predict_fluctuation(
         # layer by layer in memory, however the run's seeds were put together: sums round with that
         own = getattr(run, name)[step].to(linear.device).transpose(0, 1).contiguous()
         own = own.transpose(0, 1) - exact[name, step]
-        size, *gaps = (
-            float(t.square().mean().sqrt()) for t in (linear, own - linear, mirrored + linear)
-        )
+        weights, *_ = sets_of(run, name, step).values()
+        size, *gaps = (_size(t, weights) for t in (linear, own - linear, mirrored + linear))
         gap = max(gaps) if all(map(math.isfinite, gaps)) else math.nan
         nonlinearity[name, step] = gap / size if size else gap
         answer[name][step] = linear
     return PredictedFluctuation(**answer, nonlinearity=nonlinearity)
+
+
+def _size(t: torch.Tensor, weights: torch.Tensor | None) -> float:
+    """Root mean square of a component of t (seeds, L+1, B, N, d)."""
+    square = t.square()
+    mean = square.mean() if weights is None else token_mean(square.mean(-1), weights).mean()
+    return float(mean.sqrt())

@@ -10,13 +10,13 @@ import torch
 from ..checks import shown
 
 
-def require_callback(value: object, *arguments: str) -> None:
+def require_callback(value: object, *arguments: str, name: str = "callback") -> None:
     """Refuse what cannot be called with so many arguments; None is no callback."""
     if value is None:
         return
-    call = f"callback({', '.join(arguments)})"
+    call = f"{name}({', '.join(arguments)})"
     if not callable(value) or isinstance(value, type):
-        raise TypeError(f"callback must be callable as {call}; got {shown(value)}.")
+        raise TypeError(f"{name} must be callable as {call}; got {shown(value)}.")
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # not told of all that is not written in Python
@@ -25,7 +25,7 @@ def require_callback(value: object, *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         raise TypeError(
-            f"callback must be callable as {call}; got {shown(value)}: {error}. Give it "
+            f"{name} must be callable as {call}; got {shown(value)}: {error}. Give it "
             f"{len(arguments)} arguments."
         ) from None
 

@@ -18,9 +18,11 @@ from .sight import Sight
 # Work is cut into blocks of leading indices, contexts and heads so that no temporary over tokens or
 # parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a block into
 # groups of attention matrices of at most max(PAIR_BUDGET bytes, N^2 entries), of which two exist at
-# a time, both in a core's second-level cache.
+# a time, both in a core's second-level cache. A matrix of more entries than MATRIX_BUDGET exists a
+# few of its rows at a time, so that memory does not grow like N^2.
 TOKEN_BUDGET = 2**20
 PAIR_BUDGET = 2**19
+MATRIX_BUDGET = 2**24
 
 # `field` can keep for `vjp` what both need (see `passes`).
 KEEPS = True
@@ -159,23 +161,26 @@ class _Block:
         return t.view(r, h, b * n, -1).transpose(1, 2).reshape(r, b * n, -1)
 
     def _groups(self):
-        """(slice of r h b, its logits, its attention), in memory used again for every group."""
+        """(slice of r h b, rows, their logits, their attention), in memory used again for each."""
         total, n = len(self.q), self.sizes[-1]
         step = max(1, min(total, PAIR_BUDGET // (n**2 * self.q.element_size())))
-        logits, attention = (self.q.new_empty(step, n, n) for _ in range(2))
+        height = n if step > 1 else max(1, min(n, MATRIX_BUDGET // n))
+        room = [self.q.new_empty(step, height, n) for _ in range(2)]
         hidden, shifts = self.sight.hidden(n, self.q.device), self.sight.shifts
-        for start in range(0, total, step):
-            group = slice(start, min(start + step, total))
-            size = group.stop - start
-            torch.bmm(self.q[group], self.k[group].mT, out=logits[:size])
+        starts = itertools.product(range(0, total, step), range(0, n, height))
+        for start, top in starts:
+            group, rows = slice(start, min(start + step, total)), slice(top, min(top + height, n))
+            sizes = slice(group.stop - start), slice(rows.stop - top)
+            logits, attention = (t[sizes] for t in room)
+            torch.bmm(self.q[group, rows], self.k[group].mT, out=logits)
             if shifts is not None:
-                logits[:size] += shifts[self._contexts(group)].unsqueeze(1)
+                logits += shifts[self._contexts(group)].unsqueeze(1)
             if hidden is not None:
                 one = hidden if len(hidden) == 1 else hidden[self._contexts(group)]
-                logits[:size].masked_fill_(one, -math.inf)
+                logits.masked_fill_(one[:, rows], -math.inf)
             # torch's softmax subtracts the row's maximum, and a row always sees some token
-            torch.softmax(logits[:size], dim=-1, out=attention[:size])
-            yield group, logits[:size], attention[:size]
+            torch.softmax(logits, dim=-1, out=attention)
+            yield group, rows, logits, attention
 
     def _contexts(self, group: slice) -> torch.Tensor:
         """Of which contexts the matrices of a group are."""
@@ -184,8 +189,8 @@ class _Block:
     def attend(self) -> None:
         """Compute the heads' attention outputs z (r h b, N, m)."""
         self.z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
-        for group, _, attention in self._groups():
-            _bmm(attention, self.v[group], out=self.z[group])
+        for group, rows, _, attention in self._groups():
+            _bmm(attention, self.v[group], out=self.z[group, rows])
 
     def summed_outputs(self) -> torch.Tensor:
         """z summed over contexts and tokens by their weights, (r, m, h)."""
@@ -212,19 +217,20 @@ class _Block:
         dq, dk, dv = dqkv
         known = self.z is not None
         self.z = self.z if known else torch.empty_like(dz)
-        for group, logits, attention in self._groups():
+        for group, rows, logits, attention in self._groups():
             if not known:
-                _bmm(attention, self.v[group], out=self.z[group])
-            _bmm(attention.mT, dz[group], out=dv[group])
+                _bmm(attention, self.v[group], out=self.z[group, rows])
+            add = rows.start > 0  # to what the rows above have given
+            _bmm(attention.mT, dz[group, rows], out=dv[group], add=add)
             # The cotangent of the logits takes their place: attention * (dz v^T - its own mean).
             # The mean is that of these very numbers, not <dz, z>, which differs by rounding: where
             # all attention is on one token, the difference is exactly zero, and keys and queries of
             # any size multiply it.
-            torch.bmm(dz[group], self.v[group].mT, out=logits)
+            torch.bmm(dz[group, rows], self.v[group].mT, out=logits)
             mean = logits.mul_(attention).sum(-1, keepdim=True)
             logits.addcmul_(attention, mean, value=-1.0)
-            _bmm(logits, self.k[group], out=dq[group])
-            _bmm(logits.mT, self.q[group], out=dk[group])
+            _bmm(logits, self.k[group], out=dq[group, rows])
+            _bmm(logits.mT, self.q[group, rows], out=dk[group], add=add)
         return dqkv.view(3, r, h, b * n, m).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
 
     def to_tokens(self, dqkv: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -270,9 +276,11 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.bmm(a, torch.nn.functional.pad(b, (0, 1)))[..., :1].contiguous()
 
 
-def _bmm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """As `product`, into `out`."""
-    if len(a) > 1 or b.shape[-1] > 1:
+def _bmm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
+    """As `product`, into `out`, or added to it."""
+    if add:
+        torch.baddbmm(out, a, b, out=out)
+    elif len(a) > 1 or b.shape[-1] > 1:
         torch.bmm(a, b, out=out)
     else:
         out.copy_(torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1])

@@ -25,6 +25,8 @@ from ..checks import require_bool, require_tensor, shown
 
 # By how much a context's weights may miss a sum of 1, before they are made to meet it.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
+# The least weight that is not taken for none at all by those of `tracers`.
+LEAST = {torch.float64: 1e-100, torch.float32: 1e-15}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,6 +183,12 @@ def _weights(name: str, given: object, x: torch.Tensor) -> torch.Tensor:
     if bool((omega < 0).any()):
         raise ValueError(
             f"{name} must not be negative; got {float(omega.min()):g}. A tracer has weight 0."
+        )
+    least = LEAST[x.dtype]
+    if bool(((omega > 0) & (omega < least)).any()):
+        raise ValueError(
+            f"{name} must be 0 or at least {least:g} in {x.dtype}; got "
+            f"{float(omega[omega > 0].min()):g}. Let such a token be a tracer, of weight 0."
         )
     sums = omega.sum(-1, keepdim=True)
     if bool(((sums - 1.0).abs() > ROUNDING[x.dtype]).any()):
