@@ -62,6 +62,7 @@ def test_the_other_way_to_add_fits_worse():
         ({"errors": np.zeros((27, 4))}, "^errors must be > 0 and finite"),
         ({"errors": np.ones((27, 1))}, "^errors must be > 0 and finite.*two seeds"),
         ({"errors": np.ones((27, 4))}, "^rates must tell the parts apart: all seeds"),
+        ({"errors": [[1.0, 2.0], [1.0]]}, "^errors and rates must have as many numbers"),
         ({"rates": {"a": 1 / L[:5]}}, "^sizes and rates must have one number for each of 27"),
         ({"rates": {"a": -L}}, "^rates must be > 0"),
         ({"rates": {"a": 1 / L, "b": 2 / L}}, "^rates must tell the parts apart"),

@@ -20,6 +20,7 @@ from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.store import write_cell
 from ipslimit.experiments.studies import scaling, uniform
 from ipslimit.experiments.studies.base import ClauseStudy
+from ipslimit.experiments.studies.chaos_cells import LawSetting
 from ipslimit.experiments.studies.command import STUDIES
 from ipslimit.experiments.studies.fair import FairSetting
 from ipslimit.experiments.studies.report import read_finding, report
@@ -69,6 +70,15 @@ def small(name, out):
         "dimension": fixed | {"dimensions": (2, 3, 4)},
         "batches": {"heads": (1, 4), "batch_sizes": (1, 4), "batch_seeds": 2},
         "horizon": {"heads": (1, 64)},
+        "chaos": {
+            "setting": LawSetting(**without("tokens"), steps=1, record=(0, 1)),
+            "depths": (4, 8, 16),
+            "heads": (1, 4, 16),
+            "token_counts": (2, 3, 4),
+            "joint_counts": (2, 3, 4),
+            "token_nodes": 8,
+            "points": 3,
+        },
     }.get(name, trained)
     if name == "steps":
         options["setting"] = options["setting"].varied(record=(0, 2, 3, 4))

@@ -42,7 +42,7 @@ def figure(
     for axis, variable in zip(axes[1], "xp", strict=False):
         for i, share in enumerate(SHARES):
             about = {"mask": MASKED, "share": share, "step": last, "variable": variable}
-            name = f"sees {share:g} of the context"
+            name = f"sees {share:.0%} of the context"
             _curve(axis, rows, laws, about | {"norm": "rms"}, look(i), name)
         _finish(axis, rows, f"{NAMES[variable]}, causal, step {last}")
     _three(axes[1, 2], joint, parts, last)
@@ -99,4 +99,4 @@ def _three(axis: Axes, joint: list[dict], parts: list[dict], step: int) -> None:
         axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.6", lw=0.8)
         axis.set(xscale="log", yscale="log")
         legend(axis, loc="lower right", ncols=2, columnspacing=0.6, handletextpad=0.1)
-    label(axis, x="a/L, b (L H)^−½, c N^−½ in squares", y="rms error", title="particles, no mask")
+    label(axis, x="a/L, b/√(L H), c/√N in squares", y="rms error", title="particles, no mask")

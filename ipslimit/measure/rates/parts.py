@@ -85,7 +85,13 @@ def fit_parts(
         positive and finite, and cells that do not tell the parts apart.
     """
     chosen = choices(None, 1.0, bootstrap, level, seed, False)
-    errors, r = np.asarray(errors, float), np.array([*rates.values()], float).T
+    try:
+        errors, r = np.asarray(errors, float), np.array([*rates.values()], float).T
+    except ValueError:
+        raise ValueError(
+            "errors and rates must have as many numbers in every row; got rows of several lengths. "
+            "Take the seeds that all cells have."
+        ) from None
     if model not in POWERS:
         raise ValueError(f"model must be one of {', '.join(POWERS)}; got {model!r}. Use 'sum'.")
     if errors.ndim != 2 or errors.shape[1] < 2 or not (np.isfinite(errors) & (errors > 0)).all():
