@@ -9,6 +9,7 @@ that carries tokens: X and P of a point, and the Jacobian dX/dy, which solves
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from functools import cached_property
 
@@ -54,32 +55,43 @@ class Carried:
         position: int | None,
         probe: bool,
     ):
-        fine = solutions[-1]
+        self._solution, fine = solutions
         batch = flow_batch(problem, fine.batches, k, probe, fine.loss.device)
         company = company_of(problem, batch, points, position)
         self._asked, self._k = (k, position, probe), k
         self._points = company.points.clone()  # which are the user's, who may write to them
-        self.coarse, self.fine = (OnGrid(problem, s, k, company, probe) for s in solutions)
+        self._given = problem, company, probe
+        self.fine = OnGrid(fine, k, *self._given)
+
+    @cached_property
+    def coarse(self) -> OnGrid:
+        """The same on the coarser grid, for the error alone."""
+        return OnGrid(self._solution, self._k, *self._given)
 
     def is_of(self, k: int, points: object, position: object, probe: object) -> bool:
         """Whether these are the points that were carried last."""
-        if (k, position, probe) != self._asked or not isinstance(points, torch.Tensor):
+        asked, own = (k, position, probe), self._points
+        same = asked == self._asked and list(map(type, asked)) == list(map(type, self._asked))
+        if not same or not isinstance(points, torch.Tensor) or points.dtype != own.dtype:
             return False
-        own = self._points
-        fits = points.dtype == own.dtype and points.shape[-2:] == own.shape[-2:]
-        return fits and bool((points.to(own.device) == own).all())
+        if points.shape[-2:] != own.shape[-2:] or points.shape[:-2] not in ((), own.shape[:1]):
+            return False
+        return bool((points.to(own.device) == own).all())
 
     def error(self, variable: str, sharpening: float) -> float:
         """Estimated largest error of X or P of the points; see `LimitRun.flow_error`."""
         require_choice("variable", variable, ("x", "p"))
-        last = torch.tensor([1.0 if variable == "x" else 0.0], dtype=torch.float64)
-        pair = []
+        if self._k not in self._solution.x:  # it diverged before
+            return math.inf
+        solutions = []
         for own in (self.coarse, self.fine):
             solution = GridSolution(own.grid, own.x.edges.new_empty(0), x={self._k: own.x})
             if variable == "p":
                 solution.p[self._k] = own.p
-            pair.append(solution)
-        return float(errors_along(variable, self._k, *pair, sharpening, last))
+            solutions.append(solution)
+        # X at depth 1 has the errors of all depths upstream, P at depth 0
+        end = torch.tensor([1.0 if variable == "x" else 0.0], dtype=torch.float64)
+        return float(errors_along(variable, self._k, *solutions, sharpening, end))
 
 
 class OnGrid:
@@ -87,9 +99,9 @@ class OnGrid:
 
     def __init__(
         self,
-        problem: TrainingProblem,
         solution: GridSolution,
         k: int,
+        problem: TrainingProblem,
         company: Company,
         probe: bool,
     ):

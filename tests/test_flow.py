@@ -78,6 +78,19 @@ def test_a_point_is_carried_as_a_tracer_of_the_problem(law, causal):
         assert_to_rounding(run.flow_p(k, *place)[..., 0, :], beside.p[k][..., N, :], 2048)
 
 
+@MASKS
+@EVERY_LAW
+def test_its_costate_is_the_limit_of_those_of_tokens_of_small_weight(law, causal):
+    point, position, found = normal(B, 1, D, seed=8), 2 if causal else None, []
+    exact = trained(weighted(law, causal), record=(0,)).flow_p(0, point, position)[..., 0, :]
+    positions = torch.cat([POSITIONS, torch.full((B, 1), 2)], 1)
+    for small in (1e-4, 1e-6):
+        omega = torch.cat([(1 - small) * OMEGA, torch.full((B, 1), small, dtype=F64)], 1)
+        beside = weighted(law, causal, torch.cat([X, point], 1), omega, positions)
+        found.append(float((trained(beside, record=(0,)).p[0][..., N, :] - exact).norm()))
+    assert found[1] < 1e-4 * exact.norm() and 80 < found[0] / found[1] < 120  # of first order
+
+
 def test_points_among_probes_are_carried_by_them():
     run = trained(weighted())
     assert_to_rounding(run.flow(STEPS, PROBES, probe=True), run.probe_x[STEPS], 64)

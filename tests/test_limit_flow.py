@@ -72,7 +72,7 @@ def test_a_point_is_carried_as_a_tracer_of_the_problem(causal):
         for p in (beside, alone)
     )
     company = company_of(alone, alone.data(alone.chosen(0), cpu()), tracer, 1 if causal else None)
-    carried = OnGrid(alone, limit, STEPS, company, False)
+    carried = OnGrid(limit, STEPS, alone, company, False)
     assert_to_rounding(carried.x.edges[..., 0, :], own.x[STEPS].edges[..., N, :], 64)
     assert_to_rounding(carried.p.edges[..., 0, :], own.p[STEPS].edges[..., N, :], 2048)
 
@@ -93,7 +93,8 @@ def test_the_flow_is_of_order_4(law, causal):
         grid = DepthGrid.uniform(elements)
         solution = train_on_grid(problem, RULE, STEPS, (STEPS,), grid, March(), cost(), cpu())
         batch = problem.data(problem.chosen(STEPS), cpu())
-        carried = OnGrid(problem, solution, STEPS, company_of(problem, batch, POINTS, None), False)
+        company = company_of(problem, batch, POINTS, None)
+        carried = OnGrid(solution, STEPS, problem, company, False)
         found[elements] = [t(DEPTHS) for t in (carried.x, carried.p, carried.jacobian)]
     for name, *at in zip(("x", "p", "jacobian"), *found.values(), strict=True):
         errors = [float((one - at[-1]).abs().max()) for one in at[:-1]]
@@ -172,6 +173,8 @@ def test_bad_arguments_are_refused_in_one_line(solved):
         ({"s": 1.5}, "s must be a depth"),
         ({"points": POINTS[:, :2]}, "points must have shape"),
         ({"points": POINTS / 0}, "points must be finite"),
+        ({"points": POINTS.expand(3, -1, -1)}, "points must have shape"),
+        ({"probe": 0}, "probe must be True or False"),
     ):
         with pytest.raises((TypeError, ValueError), match=message) as refused:
             limit.flow(**({"k": STEPS, "s": 0.5, "points": POINTS} | given))

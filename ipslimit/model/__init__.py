@@ -11,12 +11,15 @@ token_laws  laws of tokens, contexts drawn of them and their quadrature;  sobol:
 norm, branch  what a layer adds, of one family or several behind a norm;  blocks: its law
 training_problem  what particles and limit know of a problem;  ends: what stands before the first
            layer and behind the last
-sight      what tokens see of each other;  tracers: those of weight 0, and their costates
+sight      what tokens see of each other;  tracers: those of weight 0, and their costates;
+           company: points among tokens, as tracers
 problem    contexts, targets, loss, law;  token_problem: a language model, whose ends (`token_ends`)
            are trained
 rules      optimizer rules: pure maps of heads, used by layers and depth nodes alike
-layers     forward and backward through the layers, with each layer's update on the way back
+layers     forward and backward through the layers, with each layer's update on the way back;
+           layers_chosen: compiled or not
 particles  the training run of the particle transformer;  run_arguments: what it asks of its
-           arguments;  draws: what it starts from;  runs: what it gives;  predictions: of a text
+           arguments;  draws: what it starts from;  runs: what it gives;  predictions: of a text;
+           flow: where it carries points that are no tokens
 sharded    the same over several processes
 """
