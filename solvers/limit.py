@@ -28,6 +28,8 @@ from .quadrature import choose_nodes, error_of, gaps_of, verdict
 from .refinement import FINEST_FIRST, Refinement, first_elements, mark, no_longer_helps, refinement
 from .scheme import Scheme
 
+# Triples of a unit and two tokens in a context, from which on a field takes long.
+LONG = 2**24
 SCHEMES = {"march": March, "picard": Picard}
 
 
@@ -72,7 +74,8 @@ def solve_limit(
         "picard", which is parallel in depth, on CUDA (falling back to "march" where the iteration
         does not contract).
     elements : int, optional
-        Depth elements of the first grid. By default as few as pay for this tol, see
+        Depth elements of the first grid. By default 8; where an evaluation takes long, of 2^24
+        triples of a unit and two tokens or more, as few as pay for this tol, see
         `refinement.first_elements`: 8 for 1e-5 and below, down to 1.
     max_elements : int
         The budget: the most a grid may have.
@@ -133,7 +136,8 @@ def solve_limit(
     device = resolve_device(device)
     require_int("max_elements", max_elements)
     if elements is None:
-        elements = min(first_elements(tol), max(1, max_elements // 4))
+        few = first_elements(tol) if _takes_long(problem, nodes) else FINEST_FIRST
+        elements = min(few, max(1, max_elements // 4))
         least = min(4 * FINEST_FIRST, max_elements)
     else:
         least = 4 * require_int("elements", elements)
@@ -218,6 +222,13 @@ def _sweeps(problem: TrainingProblem, steps: int, record, evaluate) -> tuple[int
         forward += len(record) + batches * len(set(evaluate) - set(record))
         backward += len(record)
     return forward, backward
+
+
+def _takes_long(problem: TrainingProblem, nodes: int) -> bool:
+    """Whether a field is so much work that its evaluations are to be counted."""
+    laws = problem.block.laws.values()
+    units = sum(law.heads.count if law.exact else nodes for law in laws)
+    return problem.B * problem.N**2 * units >= LONG
 
 
 def _choose(method: str, device: torch.device) -> Scheme:

@@ -26,6 +26,7 @@ from ipslimit import (
 from ipslimit.experiments.limit import solve_limit as shown_solve
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.grid import DepthGrid, Trajectory, between_nodes
+from ipslimit.solvers.limit import _takes_long
 
 SMOOTH = AdamW(lr=0.03, eps=0.1)
 
@@ -34,7 +35,21 @@ def solve(tol=1e-1, steps=1, problem=None, **options):
     return solve_limit(problem or small_problem(), SMOOTH, steps, tol, device="cpu", **options)
 
 
+@pytest.fixture(autouse=True)
+def takes_long(monkeypatch):
+    """As if a field of these small problems took long, so that the first grid follows tol."""
+    monkeypatch.setattr("ipslimit.solvers.limit.LONG", 0)
+
+
 # ---------------------------------------------------------------- the first grid
+
+
+def test_the_first_grid_follows_the_tolerance_where_a_field_takes_long_alone(monkeypatch):
+    assert solve(steps=0).history[0].elements == 1
+    monkeypatch.undo()
+    assert solve(steps=0).history[0].elements == 8
+    many = Problem(normal(1, 4096, 3), normal(1, 3), small_problem().law)
+    assert _takes_long(many, 1024) and not _takes_long(small_problem(), 1024)
 
 
 @pytest.mark.parametrize("tol, elements", [(1e-6, 8), (1e-5, 8), (1e-4, 4), (2e-4, 2), (1e-3, 1)])
