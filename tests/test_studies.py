@@ -77,7 +77,9 @@ def small(name, out):
             "token_counts": (2, 3, 4),
             "joint_counts": (2, 3, 4),
             "token_nodes": 8,
+            "scramblings": 2,
             "points": 3,
+            "seeds": 2,
         },
     }.get(name, trained)
     if name == "steps":

@@ -65,7 +65,8 @@ class Chaos(ClauseStudy):
 
     setting: Annotated[LawSetting, Flat] = LawSetting()
     tol: float = 1e-2
-    """Largest error in depth wanted of the limit's x and p; most of it is common to all N."""
+    """Largest error in depth wanted of the limit's x and p; it is common to draws and law but for a
+    thousandth of what is measured."""
     token_counts: tuple[int, ...] | None = None
     """Numbers of tokens N of the limit (default: by size)."""
     joint_counts: tuple[int, ...] | None = None
