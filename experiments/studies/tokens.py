@@ -82,7 +82,7 @@ class Tokens(FamilyStudy):
         "largest error of N tokens is one of more points. With a causal mask costates may grow "
         "themselves: the first token is seen by all later ones."
     )
-    PROBLEMS: ClassVar[tuple[int, int]] = (8, 24)
+    PROBLEMS: ClassVar[tuple[int, int]] = (6, 24)
     QUICK: ClassVar[Sizes] = Sizes((8,), (8,), 4)
     FULL: ClassVar[Sizes] = Sizes((16,), (16,), 8)
 
