@@ -127,7 +127,9 @@ shapes = st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 11), st.
 @example((1, 5, 33, 7), 12, 5, set(BIASES), "positions", (True, True), False, True)
 @example((2, 2, 70, 5), 9, 3, {"bk", "bo"}, "positions", (True, True), True, False)
 @example((1, 3, 70, 5), 4, 3, set(), "causal", (True, True), True, True)
-@example((1, 1, 600, 2), 3, 2, {"bv"}, "none", (True, False), True, False)
+@example((1, 1, 1030, 2), 3, 2, {"bv"}, "none", (True, True), True, False)  # taken in tiles
+@example((1, 1, 1100, 3), 2, 1, {"bk"}, "causal", (False, False), True, False)
+@example((1, 3, 1057, 2), 4, 2, set(BIASES), "positions", (True, True), False, True)
 @given(
     shape=shapes,
     H=st.integers(1, 17),
@@ -155,6 +157,20 @@ def test_heads_agree_with_autograd_and_with_the_eager_path(
     assert_agrees(found, call(eager, *exact), dtype)
     if "bk" in biases:
         assert not found[2][:, heads.layout.slices["bk"]].any()  # the softmax does not see it
+
+
+@DTYPES
+@MASKS
+def test_of_many_tokens_one_may_take_all(mask, dtype):
+    """Tokens of large logits, in one tile or another: the rest of a softmax is exactly zero."""
+    heads = random_heads((1,), 2, 1, 2, ()).to(dtype)
+    x, cotangent = (draw(1, 1, 1100, 2, seed=seed).to(dtype) for seed in (1, 2))
+    heads.packed[:, heads.layout.slices["q"]] *= 1e6
+    sight = cast(sight_of(1, 1100, mask), dtype)
+    exact = heads.to(torch.float64), x.double(), cotangent.double(), cast(sight, torch.float64)
+    found, expected = call(fused, heads, x, cotangent, sight), call(eager, *exact)
+    for name, a, b in zip(NAMES, found, expected, strict=True):
+        assert float((a.double() - b).norm()) <= TOLERANCE[dtype] * float(b.norm()), name
 
 
 @WIDE

@@ -28,7 +28,7 @@ from .lanes import (
     store_some,
     sum_lanes,
 )
-from .rows import attend, pull_rows, softmax_rows
+from .rows import attend, pull
 from .sight import number_at
 from .tiles import product, token_product
 
@@ -121,10 +121,7 @@ def block_field(s, at, sums, tokens, d, m, sight, context, has_bo):
     like, contexts = constant(s, 0.0), (context, 1, WIDTH)
     load_shifts(s, at, sight, context, tokens)
     project(s, at, tokens, d, m)
-    for first in range(0, tokens, at.panel):
-        rows = min(at.panel, tokens - first)
-        columns = softmax_rows(s, like, at, tokens, first, rows, sight, contexts, m)
-        attend(s, like, at, tokens, first, rows, columns, m)
+    attend(s, like, at, tokens, sight, contexts, m)
     product(
         s,
         like,
@@ -157,10 +154,7 @@ def block_vjp(s, at, sums, tokens, d, m, sight, context, has_bo, with_heads, wit
         (at.o, m * WIDTH, WIDTH),
     )
     fill(s, at.dprojected, 3 * m * tokens, like)
-    dweight = load(s, at.dweight)
-    for first in range(0, tokens, at.panel):
-        rows = min(at.panel, tokens - first)
-        dweight = pull_rows(s, like, at, tokens, first, rows, sight, contexts, m, dweight)
+    dweight = pull(s, like, at, tokens, sight, contexts, m, load(s, at.dweight))
     product(
         s,
         like,

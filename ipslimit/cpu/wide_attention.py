@@ -20,7 +20,8 @@ from .attention import place_of, read_place
 from .blocks import copy_numbers
 from .dispatch import wide_heads
 from .lanes import REGISTER_BYTES, WIDTH, ZERO, copy_four, register_width, zeros_of_register
-from .rows import attend, pull_rows, softmax_rows
+from .rows import attend, pull
+from .scratch import BLOCK_BYTES, MANY_TOKENS, TILE
 from .sight import SightAt, number_at
 from .wide import (
     add_numbers,
@@ -52,8 +53,8 @@ shared_lanes = njit(cost.shared_lanes)
 Scratch = namedtuple(
     "Scratch",
     "zero qkv qkv_bias factor back o o_back bo bo_sum x cotangent tokens outputs projected "
-    "dprojected z dz shifts e dlogits row sums dqkv dqkv_bias do dbo dz_sum size "
-    "panel chunk share pack wide narrow token bias",
+    "dprojected z dz shifts e dlogits row top mean sums dqkv dqkv_bias do dbo dz_sum size "
+    "panel columns block chunk share pack wide narrow token bias",
 )
 
 
@@ -64,7 +65,9 @@ def _lay_out(contexts, tokens, d, m, shared, width):
     wide, narrow = -(-3 * m * share // width) * width, -(-m * share // width) * width
     token, bias = -(-d // width) * width, -(-share // width) * width
     vector = REGISTER_BYTES
-    panel = min(tokens, max(4, PANEL_BYTES // (tokens * vector) // 4 * 4))
+    columns = tokens if tokens <= MANY_TOKENS else TILE
+    panel = min(tokens, max(4, PANEL_BYTES // (columns * vector) // 4 * 4))
+    block = max(panel, BLOCK_BYTES // ((3 * m + 3) * vector) // panel * panel)
     packs = max(1, SUMS_BYTES // (pack * tokens * token * (vector // width)))
     chunk = min((contexts + pack - 1) // pack, packs) * pack
     rows = pack * tokens
@@ -87,53 +90,24 @@ def _lay_out(contexts, tokens, d, m, shared, width):
     dz = z + tokens * m * width
     shifts = dz + tokens * m * width
     e = shifts + tokens * width
-    dlogits = e + panel * tokens * width
-    row = dlogits + panel * tokens * width
-    sums = row + panel * width
+    dlogits = e + panel * columns * width
+    row = dlogits + panel * columns * width
+    top = row + tokens * width
+    mean = top + tokens * width
+    sums = mean + tokens * width
     dqkv = sums + chunk * tokens * token
     dqkv_bias = dqkv + d * wide
     do = dqkv_bias + wide
     dbo = do + d * narrow
     dz_sum = dbo + token
     size = dz_sum + narrow + width
-    return Scratch(
-        zero,
-        qkv,
-        qkv_bias,
-        factor,
-        back,
-        o,
-        o_back,
-        bo,
-        bo_sum,
-        x,
-        cotangent,
-        by_token,
-        outputs,
-        projected,
-        dprojected,
-        z,
-        dz,
-        shifts,
-        e,
-        dlogits,
-        row,
-        sums,
-        dqkv,
-        dqkv_bias,
-        do,
-        dbo,
-        dz_sum,
-        size,
-        panel,
-        chunk,
-        share,
-        pack,
-        wide,
-        narrow,
-        token,
-        bias,
-    )
+    parameters = (zero, qkv, qkv_bias, factor, back, o, o_back, bo, bo_sum)
+    by_rows = (x, cotangent, by_token, outputs, projected, dprojected, z, dz, shifts)
+    pairs = (e, dlogits, row, top, mean, sums)
+    derivatives = (dqkv, dqkv_bias, do, dbo, dz_sum)
+    shapes = (panel, columns, block, chunk, share, pack, wide, narrow, token, bias)
+    offsets = parameters + by_rows + pairs + derivatives
+    return Scratch(*offsets, size, *shapes)
 
 
 @njit
@@ -247,10 +221,7 @@ def group_field(s, place, x, packed, weights, out, contexts, blocks, sight, add)
                 rows = together * tokens
                 copy_numbers(s, at.x, x, b * tokens * d, rows * d)
                 _project(s, at, tokens, together, d, m)
-                for first in range(0, tokens, at.panel):
-                    some = min(at.panel, tokens - first)
-                    columns = softmax_rows(s, like, at, tokens, first, some, seen, held, m)
-                    attend(s, like, at, tokens, first, some, columns, m)
+                attend(s, like, at, tokens, seen, held, m)
                 _from_lanes(s, at, at.outputs, at.narrow, at.z, tokens, together, m)
                 sums = at.sums + (b - chunk) * tokens * at.token
                 start = (sums, at.token, register_width(s))
@@ -306,9 +277,7 @@ def group_vjp(
                 multiply_rows(s, rows, d, at.outputs, at.narrow, none, at.cotangent, d, at.o)
                 _to_lanes(s, at, at.dz, at.outputs, at.narrow, tokens, together, m)
                 clear_numbers(s, at.dprojected, tokens * 3 * m * register_width(s))
-                for first in range(0, tokens, at.panel):
-                    some = min(at.panel, tokens - first)
-                    pull_rows(s, like, at, tokens, first, some, seen, held, m, like)
+                pull(s, like, at, tokens, seen, held, m, like)
                 _from_lanes(s, at, at.tokens, at.wide, at.dprojected, tokens, together, 3 * m)
                 sums = at.sums + (b - chunk) * tokens * at.token
                 start = (sums, at.token, register_width(s))
