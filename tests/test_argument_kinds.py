@@ -12,9 +12,10 @@ INTEGERS = {
     0: "nodes.seed train_particles.steps train_particles.root_seed solve_limit.steps".split(),
     1: """XavierUniform.d TruncatedNormal.m Rebalance.every train_particles.depth
         train_particles.heads train_particles.seeds train_particles.nodes solve_limit.scramblings
+        solve_limit.elements
         solve_limit.max_nodes Recentring.every BoundaryProbe.every
         CenteredLinear.in_features""".split(),
-    2: "nodes.n solve_limit.elements".split(),
+    2: ["nodes.n"],
 }
 # what is taken: by which
 REALS = {
@@ -31,6 +32,10 @@ TENSORS = """Heads.q attention_field.x attention_vjp.cotangent Problem.contexts
     Problem.targets""".split()
 
 
+# Of which None says something.
+OPTIONAL = ("heads", "elements")
+
+
 def each(arguments):
     """(bound, call, argument) of all in a table."""
     rows = [(bound, *name.split(".")) for bound, names in arguments.items() for name in names]
@@ -39,7 +44,8 @@ def each(arguments):
 
 @each(INTEGERS)
 def test_integers_are_integers_and_not_too_small(bound, name, argument):
-    for bad in (float(bound + 1), True, "1", torch.tensor(3.0), *([None] * (argument != "heads"))):
+    others = [] if argument in OPTIONAL else [None]
+    for bad in (float(bound + 1), True, "1", torch.tensor(3.0), *others):
         refused(name, {argument: bad}, TypeError, [f"{argument} must be an integer"])
     for bad in (bound - 1, bound - 5):
         refused(name, {argument: bad}, ValueError, [f"{argument} must be at least {bound}", "Use"])
