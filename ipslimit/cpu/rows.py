@@ -109,7 +109,7 @@ def logits(s, like, at, tile, sight, m):
     )
 
 
-@njit
+@njit(inline="always")
 def in_view(s, like, at, tokens, tile, i, sight, contexts):
     """How many of a tile's columns the i-th row of it sees; those after them are zero.
 
@@ -195,7 +195,7 @@ def attend_tile(s, like, at, tokens, tile, sight, contexts, m, known):
         )
 
 
-@njit
+@njit(inline="always")
 def normalise(s, like, at, first, rows, m):
     """Turn the sums of e of some rows into their inverses, and divide z by them."""
     width, one = width_of(like), constant_like(like, 1.0)
@@ -204,7 +204,7 @@ def normalise(s, like, at, first, rows, m):
     scale_rows(s, like, at, at.z, first, rows, m)
 
 
-@njit
+@njit(inline="always")
 def scale_rows(s, like, at, values, first, rows, m):
     """Divide some of the rows (N, m) by the sums of their e."""
     width = width_of(like)
