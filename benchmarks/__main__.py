@@ -12,6 +12,7 @@ from pathlib import Path
 
 NAMES = (
     "kernel",
+    "tokens",
     "perceptrons",
     "training",
     "limit",
@@ -23,6 +24,7 @@ NAMES = (
 )
 TITLES = {
     "kernel": "Attention: one field and its VJP",
+    "tokens": "Tokens with weights, and many of them",
     "perceptrons": "Perceptrons: one field and its VJP",
     "training": "A training step",
     "limit": "The limit: cost per digit",
