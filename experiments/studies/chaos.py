@@ -70,7 +70,7 @@ class Chaos(ClauseStudy):
     token_counts: tuple[int, ...] | None = None
     """Numbers of tokens N of the limit (default: by size)."""
     joint_counts: tuple[int, ...] | None = None
-    """Numbers of tokens N of particles (default: by size)."""
+    """Numbers of tokens N of particles (default: 16, 64 and 256)."""
     token_nodes: int | None = None
     """Nodes of the law of tokens (default: by size)."""
     scramblings: int = 4
@@ -103,11 +103,11 @@ class Chaos(ClauseStudy):
 
     @property
     def particle_counts(self) -> tuple[int, ...]:
-        return self.chosen("joint_counts", (16, 64, 256), (32, 128, 512))
+        return (16, 64, 256) if self.joint_counts is None else self.joint_counts
 
     @property
     def node_count(self) -> int:
-        return self.chosen("token_nodes", 512, 2048)
+        return self.chosen("token_nodes", 512, 1024)
 
     def seeds_at(self, count: int) -> int:
         """Draws of so many tokens: fewer of very many, which take long."""

@@ -67,7 +67,8 @@ def _curve(axis: Axes, rows: list[dict], laws: list[dict], about: dict, style, n
 
 
 def _finish(axis: Axes, rows: list[dict], title: str) -> None:
-    log_axes(axis, sorted({row["N"] for row in rows}))
+    counts = sorted({row["N"] for row in rows})
+    log_axes(axis, counts[:: 1 if len(counts) < 8 else 2])
     triangle(axis, (-0.5,))
     legend_below(axis)
     label(axis, x="tokens N", title=title)
