@@ -173,7 +173,7 @@ class LimitRun:
         points : tensor (n, d), or (B, n, d) of every context its own
         position : int, optional
             Under a mask, of the points: they see tokens of positions up to it. By default that of
-            the last token. Without a mask there is none.
+            the last token. Without a mask it changes nothing.
         probe : bool
             Take the probe contexts, and not those of batch k.
 

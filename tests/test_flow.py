@@ -258,7 +258,7 @@ BAD = {
     "points must have the dtype": {"points": POINTS.float()},
     "k must be a recorded step, one of .0, 2.; got 1": {"k": 1},
     "k must be an integer": {"k": 1.0},
-    "position must be left out without a mask": {"position": 1},
+    "position must be an integer": {"position": 1.0},
     "probe must be True or False": {"probe": 1},
 }
 
@@ -269,6 +269,11 @@ def test_bad_arguments_are_refused_in_one_line(run, message):
     with pytest.raises((TypeError, ValueError), match=message) as refused:
         run.flow(**given)
     assert "\n" not in str(refused.value)
+
+
+def test_without_a_mask_a_position_changes_nothing(run):
+    found = run.flow(STEPS, POINTS)
+    assert torch.equal(run.flow(STEPS, POINTS, position=N - 1), found)
 
 
 class Mixing(Units):

@@ -10,14 +10,14 @@ from typing import Annotated, ClassVar
 from ipslimit import train_particles
 from ipslimit.checks import require_int
 from ipslimit.measure.rates import RateFits, equivalence, exponent_differences, fit_rates
-from ipslimit.solvers import LimitRun, solve_limit
+from ipslimit.solvers import LimitRun
 
 from ..cells import FORM as CELL
-from ..engines import Engine, OneThread
 from ..frame.task import Task
-from ..settings import Flat, Setting, Sizes, StudyError
+from ..settings import Flat, Setting, Sizes
 from ..store import NUMBER
-from .base import BOUND, NORMS, UNTIED, ClauseStudy, require_distinct
+from .base import BOUND, NORMS, UNTIED, require_distinct
+from .beside import BesideLimit
 from .finding import Finding, Measured, Picture, Table, counted_steps
 from .flow_figure import VARIABLES, figure, find
 from .flow_search import FlowGap, ball_points, measured
@@ -34,7 +34,7 @@ FORM = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow(ClauseStudy):
+class Flow(BesideLimit):
     """Does the flow map of the transformer converge uniformly on a compact ball?
 
     The flow map carries any point y to X_s(y), moved by the measure over a context's tokens; a
@@ -98,17 +98,10 @@ class Flow(ClauseStudy):
             raise ValueError(f"law must be atoms; got {self.setting.law!r}. Leave --law out.")
 
     def find(self, progress: bool = True) -> Finding:
-        wanted = [
-            (depth, heads) for depth in self.sizes.depths for heads in (None, *self.sizes.heads)
-        ]
-        tasks = {cell: self._task(*cell) for cell in wanted}
-
-        def limit(missing: list, engine: Engine) -> tuple[LimitRun]:
-            return (self._limit(),)
-
-        done, damaged = self.computed(self.NAME, tasks, progress, limit, OneThread)
+        done, damaged = self.cells(progress)
         rows, floors, gains = (
-            [row for w in wanted for row in done[w][part]] for part in ("rows", "floor", "ascent")
+            [row for content in done.values() for row in content[part]]
+            for part in ("rows", "floor", "ascent")
         )
         results = {factor: _of_ball(rows, floors, factor) for factor in self.factors}
         gaps = [
@@ -154,14 +147,6 @@ class Flow(ClauseStudy):
     def _unit(self) -> float:
         """The largest norm of a training token."""
         return float(self.setting.make_problem().contexts.norm(dim=-1).max())
-
-    def _limit(self) -> LimitRun:
-        setting = self.setting
-        given = setting.make_problem(), setting.make_rule(), setting.steps, self.tol
-        limit = solve_limit(*given, setting.recorded, self.device, **setting.quadrature())
-        if limit.status == "diverged":
-            raise StudyError(f"the limit of this study cannot be compared with: {limit.message}")
-        return limit
 
     def _task(self, depth: int, heads: int | None) -> Task:
         draws = (self.tol, self.sizes.seeds, self.root_seed)

@@ -14,14 +14,13 @@ from ipslimit.measure.rates import RateFits, exponent_differences, fit_rates
 from ipslimit.solvers import LimitRun
 
 from ..cells import FORM as CELL
-from ..engines import Engine, OneThread
 from ..frame.plot import label
 from ..frame.task import Task
-from ..limit import solve_limit
 from ..plots import BIAS, NAMES, along, cells_of, legend_below, log_axes, look, series, triangle
-from ..settings import Flat, Setting, Sizes, StudyError
+from ..settings import Flat, Setting, Sizes
 from ..store import NUMBER
-from .base import UNTIED, ClauseStudy
+from .base import UNTIED
+from .beside import BesideLimit
 from .finding import Finding, Measured, Picture, Table, number_of
 from .panels import dots, legend, page
 from .worst import FrozenError, Search, costate_at_end, random_contexts
@@ -44,7 +43,7 @@ ENDED, NOT_ENDED = 1.05, "ascent has not ended"
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform(ClauseStudy):
+class Uniform(BesideLimit):
     """Does the largest error over initial conditions fall at the same rate as the mean one?
 
     The error of a context is max over layers and tokens of |x_r - X(r/L)|, or of |p_r - P(r/L)|, at
@@ -106,20 +105,12 @@ class Uniform(ClauseStudy):
             raise ValueError(f"law must be atoms; got {self.setting.law!r}. Leave --law out.")
 
     def find(self, progress: bool = True) -> Finding:
-        wanted = [
-            (depth, heads) for depth in self.sizes.depths for heads in (None, *self.sizes.heads)
-        ]
-        tasks = {cell: self._task(*cell) for cell in wanted}
-
-        def limit(missing: list, engine: Engine) -> tuple[LimitRun]:
-            return (self._limit(),)
-
-        done, damaged = self.computed(self.NAME, tasks, progress, limit, OneThread)
-        rows = [row for w in wanted for row in done[w]["rows"]]
+        done, damaged = self.cells(progress)
+        rows = [row for content in done.values() for row in content["rows"]]
         # the frozen limit is no better known than its heads, and than its own scheme in depth
         floors = {v: max(c["floor"][v] for c in done.values()) for v in VARIABLES}
         fits = fit_rates(rows, reference_error=floors)
-        gains = [gain for w in wanted for gain in done[w]["ascent"]]
+        gains = [gain for content in done.values() for gain in content["ascent"]]
         gaps = differences(rows, floors, gains)
         table = [_fit_row(fit) for fit in fits.fits if fit.size == "L"]
         diverged = sum(content["diverged"] for content in done.values())
@@ -163,21 +154,6 @@ class Uniform(ClauseStudy):
         if self.radius is not None:
             return self.radius
         return float(self.setting.make_problem().contexts.norm(dim=-1).max())
-
-    def _limit(self) -> LimitRun:
-        setting = self.setting
-        limit = solve_limit(
-            setting.make_problem(),
-            setting.make_rule(),
-            setting.steps,
-            self.tol,
-            setting.recorded,
-            self.device,
-            **setting.quadrature(),
-        )
-        if limit.status == "diverged":
-            raise StudyError(f"the limit of this study cannot be compared with: {limit.message}")
-        return limit
 
     def _task(self, depth: int, heads: int | None) -> Task:
         draws = (self.tol, self.sizes.seeds, self.root_seed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..checks import require_int, require_tensor, shown
+from ..checks import require_int, require_tensor
 from .batch import Batch, gathered
 from .sight import Sight, order_of
 from .tracers import LIGHT, lit, unlit
@@ -174,12 +174,10 @@ def company_of(
     return Company(batch, points, position)
 
 
-def _checked(position: object, problem: TrainingProblem, batch: Batch) -> int:
+def _checked(position: object, problem: TrainingProblem, batch: Batch) -> int | None:
     if not problem.causal:
-        raise ValueError(
-            f"position must be left out without a mask, where a point sees all tokens; got "
-            f"{shown(position)}."
-        )
+        require_int("position", position, 0)
+        return None
     places = batch.places
     position = require_int("position", position, int(places.amin()), int(places.amax()))
     seen, weights = places <= position, batch.sight.weights
