@@ -168,16 +168,23 @@ def test_of_laws_that_vary_the_options_of_each_are_recorded(folders):
     assert not {"law", "law_options"} & settings["setting"].keys()
 
 
-@pytest.mark.parametrize("name", ["tokens", "uniform", "epsilon", "scaling", "horizon"])
+# Where studies ask for runs and limits by themselves.
+TRAIN = "uniform flow chaos_cells epsilon scaling".split()
+SOLVE = "beside chaos_cells epsilon motion".split()
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "uniform", "epsilon", "scaling", "horizon", "flow", "chaos"]
+)
 def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     """Nothing is trained again, and the finding is the same."""
 
     def refuse(*arguments, **options):
         raise AssertionError("a finished cell was computed again")
 
-    for module in ("cells", "studies.uniform", "studies.epsilon", "studies.scaling"):
+    for module in ("cells", *(f"studies.{own}" for own in TRAIN)):
         monkeypatch.setattr(f"ipslimit.experiments.{module}.train_particles", refuse)
-    for module in ("sweep", "studies.uniform", "studies.epsilon", "studies.motion"):
+    for module in ("sweep", *(f"studies.{own}" for own in SOLVE)):
         monkeypatch.setattr(f"ipslimit.experiments.{module}.solve_limit", refuse)
     before = (folders[name] / "finding.json").read_bytes()
     small(name, folders[name]).measure(progress=False).write(folders[name])
