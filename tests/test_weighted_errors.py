@@ -247,7 +247,7 @@ def test_flows_that_are_none_are_refused(traced):
     for flows, words in (
         ({"probe": (points, None)}, r"^flows must have names of their own, not .*; got 'probe'\."),
         ({"a": (points[:, :2], None)}, r"^points must"),
-        ({"a": (points, 1)}, r"^position must"),
+        ({"a": (points, -1)}, r"^position must be at least 0"),
     ):
         with pytest.raises(ValueError, match=words):
             error_table(run, whole, limit, flows=flows)
