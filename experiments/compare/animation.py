@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ipslimit import Problem
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.wasserstein import wasserstein2
+from ipslimit.model.company import company_of
 
 from ..frame.film import Film
 from ..plots import COLOURS, SMALL, TEXT, caption
@@ -222,39 +222,14 @@ def between_layers(comparison: Comparison, step: int, depths: torch.Tensor) -> t
     return torch.lerp(x[:, layer], x[:, layer + 1], part)
 
 
-def with_tracers(problem: Problem, points: torch.Tensor) -> Problem:
-    """The first context with points (n, d) as tracers: as many contexts as keep it small.
-
-    Raises
-    ------
-    ValueError
-        For units that mix tokens and know nothing of their weights.
-    """
-    tokens, n = problem.contexts[:1], problem.N
-    each = min(len(points), max(n, 16))
-    rows = -(-len(points) // each)
-    # the last is filled up
-    filled = torch.cat([points, points[-1:].expand(rows * each - len(points), -1)])
-    tracers = filled.to(tokens).unflatten(0, (rows, each))
-    weights = torch.cat([tokens.new_full((n,), 1.0 / n), tokens.new_zeros(each)])
-    return Problem(
-        torch.cat([tokens.expand(rows, -1, -1), tracers], dim=1),
-        problem.targets[:1].expand(rows, *problem.targets.shape[1:]),
-        problem.block,
-        problem.causal,
-        token_weights=weights,
-        positions=[*range(n), *[n - 1] * each],
-    )
-
-
 def tracer_velocities(
     comparison: Comparison, step: int, depths: torch.Tensor, x: torch.Tensor, points: torch.Tensor
 ) -> torch.Tensor:
     """dX/ds (S, n, d) of tracers at points (n, d), moved by the limit's tokens x (S, N, d)."""
     problem, limit = comparison.run.problem, comparison.limit
-    traced = with_tracers(problem, points)
     branch = problem.block.branch(limit.units(step, depths))
-    tokens = traced.contexts.to(branch.device).repeat(len(x), 1, 1, 1)
-    tokens[:, :, : problem.N] = x[:, None].to(tokens)
-    field = branch.field(tokens, traced.examples.sight.to(branch.device))
-    return field[:, :, problem.N :].flatten(1, 2)[:, : len(points)].double().cpu()
+    batch = problem.examples[:1].to(branch.device)
+    company = company_of(problem, batch, points.to(problem.dtype), None)
+    tokens = batch.ordered(x[:, None].to(company.points))
+    field = branch.field(company.join(tokens, company.points), company.sight)
+    return company.of_points(field)[:, 0].double().cpu()

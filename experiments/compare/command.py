@@ -10,7 +10,6 @@ from ipslimit.checks import require_bool
 from ..frame.command import Command
 from ..frame.outcome import Outcome
 from ..settings import Flat
-from .animation import with_tracers
 from .compared import Compared
 from .experiment import compare
 from .results import outcome
@@ -53,7 +52,7 @@ class CompareCommand(Command):
                 "animate out."
             )
         problem = setting.make_problem()
-        with_tracers(problem, problem.contexts[0])
+        problem.require_seeing("arrows at points that are no tokens")
 
     def measure(self, progress: bool = True) -> Outcome:
         pair = self.chosen

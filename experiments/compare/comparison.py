@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ipslimit import ParticleRun
-from ipslimit.measure.errors import mean_square
+from ipslimit.measure.rows import layer_depths, mean_square
 from ipslimit.measure.wasserstein import Distances, head_distances, token_distances
 from ipslimit.solvers import LimitRun
 
@@ -58,7 +58,7 @@ class Comparison:
 
     def depths(self) -> torch.Tensor:
         """s = r / L of the layers."""
-        return torch.arange(self.run.depth + 1, dtype=torch.float64) / self.run.depth
+        return layer_depths(self.run)
 
     def limit_summary(self) -> dict:
         """What became of the limit, and how far it is known."""

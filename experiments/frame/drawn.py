@@ -27,7 +27,7 @@ def mark(staged: Path) -> str:
     return found.hexdigest()
 
 
-def take_over(folder: Path, name: str, staged: Path, files: Iterable[str]) -> bool:
+def take_over(folder: Path, name: str, staged: Path, files: Iterable[str], digest: str) -> bool:
     """Copy figures of an earlier run, if they were drawn of what is staged and are whole.
 
     Parameters
@@ -36,9 +36,10 @@ def take_over(folder: Path, name: str, staged: Path, files: Iterable[str]) -> bo
     staged : Path
         With the new result files, and without figures.
     files : names of the figures' files
+    digest : the `mark` of what is staged
     """
     try:
-        if _place(folder, name).read_text() != mark(staged):
+        if _place(folder, name).read_text() != digest:
             return False
         there = read_together(folder, name)
     except (OSError, UnicodeDecodeError, DamagedFile):

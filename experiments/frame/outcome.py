@@ -75,7 +75,7 @@ class Outcome:
                 with replacing(staged / f"{name}.md") as file:
                     file.write(text)
             digest = drawn.mark(staged)
-            if not drawn.take_over(folder, self.name, staged, figures):
+            if not drawn.take_over(folder, self.name, staged, figures, digest):
                 for name, figure in self.figures.items():
                     write_figure(staged / name, figure())
             for name, film in self.films.items():

@@ -8,6 +8,7 @@ import math
 import torch
 
 from ipslimit import BallTokens
+from ipslimit.measure.rows import layer_depths, peak_of, squared
 from ipslimit.model.runs import ParticleRun
 from ipslimit.solvers import LimitRun
 
@@ -44,10 +45,10 @@ class FlowGap:
 
     def _of_reference(self, name: str, points: torch.Tensor) -> torch.Tensor:
         """(L+1, B, n, ...) of points (B, n, d)."""
-        ask, depth = getattr(self.reference, name), self.run.depth
+        ask = getattr(self.reference, name)
         if isinstance(self.reference, ParticleRun):
             return ask(self.step, points)[0]
-        return ask(self.step, torch.arange(depth + 1, dtype=torch.float64) / depth, points)
+        return ask(self.step, layer_depths(self.run), points)
 
     def worst_layer(self, points: torch.Tensor) -> torch.Tensor:
         """max_r |gap_r|^2 of every point (seeds, B, n, 1, d), with its derivative in these.
@@ -90,7 +91,7 @@ def measured(
     contexts, seeds = gap.run.x[gap.step].shape[2], len(gap.run.seeds)
     points = points.expand(seeds, contexts, *points.shape)
     squares = {
-        variable: gap(name, points).square().sum(-1)  # (seeds, L+1, B, n)
+        variable: squared(gap(name, points))  # (seeds, L+1, B, n)
         for variable, name in (("x", "flow"), ("p", "flow_p"))
     }
     worst = squares["x"].amax(1)  # (seeds, B, n)
@@ -103,7 +104,7 @@ def measured(
     rows = []
     for variable, square in squares.items():
         mean = square.mean((2, 3))  # (seeds, L+1)
-        errors = {"rms": mean[:, mean.mean(0).argmax()], "sup": sup[variable]}
+        errors = {"rms": mean[:, peak_of(mean)], "sup": sup[variable]}
         rows += [
             {"variable": variable, "norm": norm, "seed": i, "error": value}
             for norm, values in errors.items()

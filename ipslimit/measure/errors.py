@@ -32,7 +32,7 @@ from ..model.rules.identity import require_same_rule
 from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
 from .parameters import end_gaps, unit_distances
-from .rows import Row, error_rows, mean_square, norm_rows, peak_of, row_key, squared
+from .rows import Row, error_rows, layer_depths, mean_square, norm_rows, peak_of, row_key, squared
 from .token_sets import TokenSets, require_own_name, require_places, sets_of, token_mean
 
 Places = Mapping[str, torch.Tensor]
@@ -209,7 +209,7 @@ def weak_table(run: ParticleRun, limit: Limit, limit_loss: torch.Tensor) -> list
     for step in run.x if count else ():
         for variable, name, counts in _compared(run, step):
             values = getattr(run, name)[step][alive]
-            difference = values.mean(0) - getattr(limit, name)(step, _depths(run))
+            difference = values.mean(0) - getattr(limit, name)(step, layer_depths(run))
             variance = values.var(0).sum(-1) if count > 1 else None
             for where, weights in counts.items():
                 gap = mean_square(difference, weights)
@@ -333,7 +333,7 @@ def _biases(whole: ParticleRun, limit: Limit, sets: Places | None) -> Biases:
         places = None if sets is None else require_places(sets, whole.x[step].shape[-2])
         for variable, name, counts in _compared(whole, step, places):
             of = functools.partial(_recorded, name, step)
-            gap = of(whole) - getattr(limit, name)(step, _depths(whole))
+            gap = of(whole) - getattr(limit, name)(step, layer_depths(whole))
             yield step, variable, counts, of, gap
 
 
@@ -343,7 +343,7 @@ def _flow_biases(whole: ParticleRun, limit: Limit, flows: Flows | None) -> Biase
         require_own_name("flows", where)
         for variable, name in (("x", "flow"), ("p", "flow_p")):
             of = functools.partial(_carried, name, step, at)
-            gap = of(whole) - getattr(limit, name)(step, _depths(whole), *at)
+            gap = of(whole) - getattr(limit, name)(step, layer_depths(whole), *at)
             yield step, variable, {where: None}, of, gap
 
 
@@ -353,10 +353,6 @@ def _recorded(name: str, step: int, run: object) -> torch.Tensor:
 
 def _carried(name: str, step: int, at: tuple, run: ParticleRun) -> torch.Tensor:
     return getattr(run, name)(step, *at)
-
-
-def _depths(run: ParticleRun) -> torch.Tensor:
-    return torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
 
 
 def _rows_of_gaps(

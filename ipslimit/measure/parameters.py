@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ..model.runs import ParticleRun
+from .rows import layer_depths
 
 
 def theta_names(families: Iterable[str]) -> dict[str, str]:
@@ -25,7 +26,7 @@ def unit_distances(run: ParticleRun, whole: ParticleRun | None, limit) -> Iterat
     The reference is the limit at s = r/L, or the whole-law run, unit of the same atom. Seed by
     seed: differences of all units at once would be the largest tensors of a cell.
     """
-    depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
+    depths = layer_depths(run)[:-1]
     for family, variable in theta_names(run.unit_numbers).items():
         atoms = run.unit_atoms.get(family)
         if atoms is None and not math.isinf(run.unit_numbers[family]):

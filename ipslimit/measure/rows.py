@@ -20,6 +20,11 @@ def row_key(run: ParticleRun, step: int, variable: str, term: str | None, where:
     return key
 
 
+def layer_depths(run: ParticleRun) -> torch.Tensor:
+    """s = r/L of all hidden states, (L+1,)."""
+    return torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
+
+
 def norm_rows(
     key: Row, seeds, square: torch.Tensor, weights: torch.Tensor | None = None
 ) -> list[Row]:

@@ -26,15 +26,21 @@ def sets_of(run: object, name: str, step: int, places: Mapping | None = None) ->
     `places`: by the name of a set, what the token at each place counts, (N,).
     """
     probe = name.startswith("probe")
-    where, weights = "train", run.token_weights
+    where, weights = "train", weights_at(run, step)
     if probe:
         where, weights = "probe", run.probe_token_weights
-    elif weights is not None and step in run.batches:
-        weights = weights[run.batches[step].to(weights.device)]
     found = {where: weights}
     if weights is not None and (weights == 0).any():
         found[TRACERS[where]] = (weights == 0).to(weights)
     return found if probe or not places else found | places
+
+
+def weights_at(run: object, step: int) -> torch.Tensor | None:
+    """omega (B, N) of the training contexts of a step, None where tokens are equal."""
+    weights = run.token_weights
+    if weights is not None and step in run.batches:
+        weights = weights[run.batches[step].to(weights.device)]
+    return weights
 
 
 def require_places(sets: object, tokens: int) -> dict[str, torch.Tensor]:

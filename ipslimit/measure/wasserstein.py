@@ -22,6 +22,8 @@ from ..checks import require_int, require_tensor
 from ..model.runs import ParticleRun
 from .errors import Limit, require_limit_of
 from .parameters import theta_names
+from .rows import layer_depths
+from .token_sets import weights_at
 
 # Pairs of points up to which distances are exact: 2048 against 2048 take about a second.
 LARGEST = 2**22
@@ -141,10 +143,8 @@ def token_distances(run: ParticleRun, limit: Limit, k: int, *, largest: int = LA
         For other runs, and a step that is not recorded.
     """
     _require(run, limit, k, largest)
-    depths = torch.arange(run.depth + 1, dtype=torch.float64) / run.depth
-    weights = run.token_weights
+    depths, weights = layer_depths(run), weights_at(run, k)
     if weights is not None:
-        weights = weights[run.batches[k]] if run.batches else weights
         weights = weights.expand(run.depth + 1, *weights.shape)
     of_seeds = None if weights is None else weights.expand(len(run.seeds), *weights.shape)
     return _distances(run, run.x[k], limit.x(k, depths), of_seeds, weights, largest)
@@ -185,7 +185,7 @@ def head_distances(
         raise ValueError(
             f"run must hold its heads at step {k}; got none. Train it with record_heads=True."
         )
-    depths = torch.arange(run.depth, dtype=torch.float64) / run.depth
+    depths = layer_depths(run)[:-1]
     reference, found = limit.units(k, depths), {}
     for family, variable in theta_names(run.unit_numbers).items():
         ours, theirs = run.units[k][family], reference[family]

@@ -161,12 +161,8 @@ def company_of(
             f"Convert them with points.to({problem.dtype})."
         )
     norm = problem.block.norm
-    if norm is not None and bool(norm.is_undirected(points).any()):
-        what = "zero" if norm.kind == "rms" else "constant over its components"
-        raise ValueError(
-            f"points must have none that is {what}, for norm={norm.kind!r}; got one, which has no "
-            "direction. Leave it out."
-        )
+    if norm is not None:
+        norm.require_directed("points", points, "none")
     if position is not None:
         position = _checked(position, problem, batch)
     points = points.to(batch.targets.device)

@@ -92,9 +92,8 @@ def vjp(
         dpacked = packed.new_zeros(packed.shape[0], size, packed.shape[2])
     dweights = torch.zeros_like(weights) if with_heads else None
     for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
-        block = kept[i] if kept else None
-        if block is None:
-            block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
+        of = x[row, context], packed[row, :, head], layout, sight[context]
+        block = kept[i] if kept else _Block(*of)
         c = cotangent[row, context]
         dqkv = block.pull_back(c)
         dx[row, context] += block.to_tokens(dqkv, weights[row, head])

@@ -53,6 +53,20 @@ class Norm:
             rounding = 4.0 * torch.finfo(x.dtype).eps * x.abs().amax(-1)
         return self._centred(x).abs().amax(-1) <= rounding  # no square, that may underflow
 
+    def require_directed(self, name: str, x: torch.Tensor, what: str = "no token") -> None:
+        """Refuse tokens that have no direction.
+
+        Raises
+        ------
+        ValueError
+        """
+        if bool(self.is_undirected(x).any()):
+            kind = "zero" if self.kind == "rms" else "constant over its components"
+            raise ValueError(
+                f"{name} must have {what} that is {kind}, for norm={self.kind!r}; got one, which "
+                "has no direction. Leave it out, or use norm=None."
+            )
+
     def least_size(self, x: torch.Tensor) -> float:
         """The least size of a token; those that are not finite are left out."""
         return float(self.sizes(x).nan_to_num(torch.inf).min())

@@ -98,8 +98,8 @@ class Problem(TrainingProblem):
                     "Give targets too: the costate on probes needs them."
                 ) from None
             given = probe_contexts, probe_targets, probe_weights, probe_positions
-            *self.probes, self._probe_examples = self._checked("probes", *given)
-            self.probes = tuple(self.probes)
+            *pair, self._probe_examples = self._checked("probes", *given)
+            self.probes = tuple(pair)
             if self.probes[0].shape[1:] != self.contexts.shape[1:]:
                 raise ValueError(
                     f"probes must have N, d = {tuple(self.contexts.shape[1:])} as contexts have; "
@@ -123,12 +123,8 @@ class Problem(TrainingProblem):
                 f"{self.law!r}; got {tuple(contexts.shape)}. A single context needs x[None]."
             )
         norm = self.block.norm
-        if norm is not None and norm.is_undirected(contexts).any():
-            what = "zero" if norm.kind == "rms" else "constant over its components"
-            raise ValueError(
-                f"{name} must have no token that is {what}, for norm={norm.kind!r}; got one, which "
-                "has no direction. Leave it out, or use norm=None."
-            )
+        if norm is not None:
+            norm.require_directed(name, contexts)
         prefix = "" if name == "contexts" else "probes' "
         seen = sight_of(self.causal, token_weights, positions, contexts, prefix)
         sight = seen[0]
