@@ -39,6 +39,8 @@ class Work:
         goes to every worker once and stands first among the arguments of every task.
     preparing : str
         What the bar says meanwhile.
+    finished : callable
+        Called when all results are there, to remove what was kept for tasks alone.
     lock : str, optional
         Works of one lock in one folder wait for each other; by default those of the same tasks.
     """
@@ -48,6 +50,7 @@ class Work:
     engine: Callable[[float], Engine]
     prepare: Callable[[list, Engine], tuple] = lambda missing, engine: ()
     preparing: str = ""
+    finished: Callable[[], object] = lambda: None
     lock: str | None = None
 
     @property
@@ -118,6 +121,7 @@ def _finished(
                     done[key] = content
                     bar.finish(key)
                 order.done(*ready)
+    work.finished()
     return {key: done[key] for key in work.tasks}
 
 
