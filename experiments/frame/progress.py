@@ -49,6 +49,11 @@ def report(done: float, total: float) -> None:
         listener(done / total)
 
 
+def reporting_steps(steps: int) -> Callable[[int, object], None]:
+    """A callback of `train_particles` that reports each of so many steps."""
+    return lambda step, run: report(step, max(1, steps))
+
+
 @contextlib.contextmanager
 def stage(start: float, stop: float) -> Iterator[None]:
     """What is reported inside counts from `start` to `stop`, shares of the whole task."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Some, Whole
+from ..frame.progress import stage
 from ..frame.task import Task
 from ..settings import Flat
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
@@ -194,8 +195,11 @@ def run_base(
     "checkpoint" of the result is the loss at the end.
     """
     trainer, held_out = _trainer(setting, folder, tokens, cell)
-    content = run_arm(BASE, trainer, setting.treatment, setting.start_steps, held_out)
-    rest = [] if content["diverged"] else trainer.run(setting.steps - setting.start_steps)
+    compared = setting.start_steps / setting.steps
+    with stage(0.0, compared):
+        content = run_arm(BASE, trainer, setting.treatment, setting.start_steps, held_out)
+    with stage(compared, 1.0):
+        rest = [] if content["diverged"] else trainer.run(setting.steps - setting.start_steps)
     losses = content["losses"] + rest
     fine = math.isfinite(losses[-1])
     checkpoint = held_out_loss(trainer.model, held_out) if fine else None
