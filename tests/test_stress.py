@@ -23,6 +23,7 @@ pytestmark = [
 
 KILLS = 20
 # about 10 seconds of cells, none of them longer than 2
+MOMENTS = 20
 FLAGS = "--depths 8 16 32 48 64 --heads 1 8 64 --seeds 8 --root-seed 3".split()
 CELLS = 5 * 4 + 1  # with H = inf, and the limit
 
@@ -142,6 +143,39 @@ def test_killed_at_random_moments(undisturbed, tmp_path, capsys):
         "them, lost or computed again; results bit-identical",
     )
     assert lost == 0
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_interrupted_while_it_starts(tmp_path, capsys, name):
+    """As a terminal does it: the signal comes to the command and its workers alike."""
+    rng, number = random.Random(2), getattr(signal, name)
+    for moment in range(MOMENTS):
+        process = start(tmp_path / str(moment), "--workers", str(1 + moment % 2))
+        # a moment after the interpreter has begun to read this package's files, which is after
+        # it has read its own
+        time.sleep(rng.uniform(0.2, 6.0))
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=60)
+        said = [line for line in err.replace("\r", "\n").splitlines() if line.strip()]
+        said = [line for line in said if "%|" not in line]  # the bar
+        assert process.returncode == 128 + number, err
+        assert len(said) == 1 and "run the same command again to resume" in said[0], err
+        hidden = [path.name for path in tmp_path.rglob(".*.progress")]
+        assert out == "" and hidden == []
+    show(capsys, f"{name} within 6 s of the start: {MOMENTS} times one line, and no traceback")
+
+
+def test_interrupted_in_the_middle_and_resumed(undisturbed, tmp_path, capsys):
+    process = start(tmp_path, "--workers", "2")
+    wait_for(lambda: len(results(cells(tmp_path))) > 3, process)
+    os.killpg(process.pid, signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert "finished cells are kept, run the same command again to resume" in err
+    known = cells(tmp_path)
+    finish(start(tmp_path))
+    assert computed_again(known, cells(tmp_path)) == 0 and contents(tmp_path) == undisturbed
+    show(capsys, "Ctrl-C in the middle: said so, resumed; results bit-identical")
 
 
 def test_a_killed_worker_is_replaced(undisturbed, tmp_path, capsys):
