@@ -15,6 +15,7 @@ from ipslimit.model.training_problem import TrainingProblem
 from ipslimit.solvers.limit_state import restored, state_of
 
 from .frame.own import digest_of
+from .frame.progress import report
 from .settings import Setting
 from .store import Cells, DamagedFile, cell_file, read_blob, write_blob
 
@@ -23,11 +24,16 @@ BAR = "limit{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
 PATIENCE, INTERVAL = 2.0, 0.1
 
 
+# Grids of a solve, at least: two pairs of one and its halving.
+GRIDS = 3
+
+
 @functools.wraps(solvers.solve_limit)
 def solve_limit(*arguments, **options) -> solvers.LimitRun:
+    told = _Reporter()
     # workers would write over each other
     if multiprocessing.parent_process() is not None:
-        return solvers.solve_limit(*arguments, **options)
+        return solvers.solve_limit(*arguments, **options, progress=told)
     bar = tqdm(
         total=1.0,
         disable=None,
@@ -38,8 +44,29 @@ def solve_limit(*arguments, **options) -> solvers.LimitRun:
         bar_format=BAR,
     )
     with bar:
-        progress = None if bar.disable else functools.partial(_show, bar)
-        return solvers.solve_limit(*arguments, **options, progress=progress)
+
+        def show(step: int, elements: int, share: float) -> None:
+            told(step, elements, share)
+            if not bar.disable:
+                _show(bar, step, elements, share)
+
+        return solvers.solve_limit(*arguments, **options, progress=show)
+
+
+class _Reporter:
+    """Reports of the task that solves: as if its grids were as few as can be, for more may come."""
+
+    def __init__(self):
+        self._first = self._elements = 0
+        self._before = self._share = 0.0  # work on grids before, and the share of this one
+
+    def __call__(self, step: int, elements: int, share: float) -> None:
+        self._first = self._first or elements
+        if elements != self._elements or share < self._share:
+            self._before += self._elements
+        self._elements, self._share = elements, share
+        planned = self._first * (2**GRIDS - 1)
+        report(min(planned, self._before + share * elements), planned)
 
 
 def settings_key(setting: Setting) -> list:

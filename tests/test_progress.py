@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ipslimit.experiments import limit
 from ipslimit.experiments.engines import Engine, EngineFailed, InProcess, Processes
 from ipslimit.experiments.frame import progress
 from ipslimit.experiments.frame.progress import Progress, report, reporting, stage
@@ -177,3 +178,16 @@ def test_what_a_terminal_shows(tmp_path, capsys):
     first, *_, last = re.split("[\r\n]+", capsys.readouterr().err.strip())
     assert re.fullmatch(r"name:   0%\|.*\| 00:00", first.strip())
     assert re.fullmatch(r"name: 100%\|.*\| 00:0\d, 00:00 left", last.strip())
+
+
+def test_a_solve_reports_as_if_it_took_as_few_grids_as_can_be():
+    told, heard = limit._Reporter(), []
+    with progress._listening(heard.append):
+        for elements, share in ((8, 0.5), (8, 1.0), (16, 0.5), (32, 0.0), (32, 1.0), (64, 0.5)):
+            told(0, elements, share)
+    assert heard == [4 / 56, 8 / 56, 16 / 56, 24 / 56, 1.0, 1.0]
+    told, heard = limit._Reporter(), []
+    with progress._listening(heard.append):  # of a sampled law, the first grid several times
+        for share in (0.5, 1.0, 0.25):
+            told(0, 8, share)
+    assert heard == [4 / 56, 8 / 56, 10 / 56]
