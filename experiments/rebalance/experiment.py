@@ -16,7 +16,6 @@ import numpy as np
 
 from ..frame.experiment import Experiment
 from ..frame.fields import Checked, Count, Some, Whole
-from ..frame.progress import stage
 from ..frame.task import Task
 from ..settings import Flat
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
@@ -195,11 +194,8 @@ def run_base(
     "checkpoint" of the result is the loss at the end.
     """
     trainer, held_out = _trainer(setting, folder, tokens, cell)
-    compared = setting.start_steps / setting.steps
-    with stage(0.0, compared):
-        content = run_arm(BASE, trainer, setting.treatment, setting.start_steps, held_out)
-    with stage(compared, 1.0):
-        rest = [] if content["diverged"] else trainer.run(setting.steps - setting.start_steps)
+    content = run_arm(BASE, trainer, setting.treatment, setting.start_steps, held_out)
+    rest = [] if content["diverged"] else trainer.run(setting.steps - setting.start_steps)
     losses = content["losses"] + rest
     fine = math.isfinite(losses[-1])
     checkpoint = held_out_loss(trainer.model, held_out) if fine else None
