@@ -86,10 +86,12 @@ def deferred() -> Iterator[None]:
     They have it blocked from their first moment, and not only once they can say so themselves.
     """
     come: list[int] = []
-    with handled(lambda number, frame: come.append(number)), _blocked():
-        yield
-    for number in come[:1]:
-        signal.raise_signal(number)
+    try:
+        with handled(lambda number, frame: come.append(number)), _blocked():
+            yield
+    finally:
+        for number in come[:1]:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -65,6 +65,12 @@ def test_signals_wait_until_processes_are_begun_and_these_never_hear_ctrl_c():
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+def test_a_signal_that_was_deferred_is_not_lost_to_an_error():
+    with pytest.raises(KeyboardInterrupt), handled(interrupt), deferred():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("it could not be begun")
+
+
 def test_other_threads_defer_nothing_that_is_not_theirs():
     found = []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import struct
 import threading
 import time
@@ -19,8 +20,9 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 # Seconds between two numbers that a task writes, and two looks at them where a terminal shows the
-# bar, or where it goes into a file, which keeps all that was ever shown.
-WRITTEN, ON_TERMINAL, INTO_FILE = 0.25, 0.5, 10.0
+# bar, or where it goes into a file, which keeps all that was ever shown; and at least between two
+# finished tasks that are shown apart.
+WRITTEN, ON_TERMINAL, INTO_FILE, APART = 0.25, 0.5, 10.0, 0.1
 # Of the work that was missing, what must be done before it tells the time that is left: the first
 # tasks compile and read what later ones find.
 TELLING = 0.02
@@ -137,7 +139,7 @@ class Progress:
             dynamic_ncols=True,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{left}{postfix}",
         )
-        self._finished, self._lock = found, threading.Lock()
+        self._finished, self._lock, self._looked = found, threading.Lock(), -math.inf
         self._file: Path | None = None
         # number and cost of every unfinished task
         self._running: dict[Hashable, tuple[int, float]] = {}
@@ -153,6 +155,7 @@ class Progress:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._look()
         self._bar.close()
 
     def say(self, text: str) -> None:
@@ -188,7 +191,8 @@ class Progress:
         """That task is done."""
         with self._lock:
             self._finished += self._running.pop(key)[1]
-        self._look()
+        if time.monotonic() >= self._looked + APART:
+            self._look()
 
     def _watch(self) -> None:
         interval = ON_TERMINAL if self._bar.fp.isatty() else INTO_FILE
@@ -196,6 +200,7 @@ class Progress:
             self._look()
 
     def _look(self) -> None:
+        self._looked = time.monotonic()
         with self._lock:
             shares = _shares(self._file)
             begun = sum(shares.get(number, 0.0) * cost for number, cost in self._running.values())
