@@ -227,16 +227,16 @@ class TestRebalance:
         pytest.importorskip("tokenizers")
         from ipslimit.experiments.rebalance.arms import Treatment
         from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
-        from ipslimit.experiments.rebalance.experiment import RebalanceSetting
+        from ipslimit.experiments.rebalance.setting import Probes, RebalanceSetting
         from ipslimit.experiments.text.training import Recipe
 
         study = RebalanceSetting(
             data=str(ROOT / "README.md"),
             variants=("classic",),
             seeds=1,
-            steps=2,
-            resumed_steps=1,
-            start_steps=1,
+            steps=4,
+            resumed_steps=4,
+            start_steps=4,
             vocabulary=300,
             context=8,
             width=8,
@@ -244,7 +244,8 @@ class TestRebalance:
             heads=2,
             held_out_windows=4,
             recipe=Recipe(batch=2),
-            treatment=Treatment(every=5),
+            treatment=Treatment(every=1),
+            probes=Probes((16.0,), (8,), (1,), (0.5,)),
         )
         folder = tmp_path_factory.mktemp("runs")
 
@@ -260,7 +261,7 @@ class TestRebalance:
     def test_hostile_files_are_reported_and_made_again(self, ran, tmp_path, kind, fitting):
         folder, run, first = ran
         (target,) = folder.glob(f"*.{kind}")
-        arm = next(folder.glob("*-control-*.json"))  # what makes the checkpoint needed
+        arm = next(folder.glob("*-control-hard-*.json"))  # what makes the checkpoint needed
         good = target.read_bytes()
         for content in (*payloads(tmp_path), *ODD, good[:-9], good[:65] + good[66:]):
             put(target, content, fitting)
@@ -284,7 +285,7 @@ class TestRebalance:
             file = io.BytesIO()
             torch.save(content | {name: value}, file)
             write_blob(target, file.getvalue())
-            next(folder.glob("*-control-*.json")).unlink()
+            next(folder.glob("*-control-hard-*.json")).unlink()
             runs, found = run()
             assert found == first
             assert [target.name in text for text in runs.damaged] == [True], name

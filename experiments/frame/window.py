@@ -19,6 +19,8 @@ class Window:
         None where it could not be measured, which is outside.
     of : str
         Whose figure it is, where there are several.
+    rejects : str
+        The wrong implementation that would be outside.
     """
 
     what: str
@@ -26,6 +28,7 @@ class Window:
     high: float
     measured: float | None
     of: str = ""
+    rejects: str = ""
 
     @property
     def inside(self) -> bool:
