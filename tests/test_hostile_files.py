@@ -1,7 +1,9 @@
 """Files of other content where results and checkpoints are read: nothing in them is executed."""
 
 import ast
+import functools
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -31,6 +33,8 @@ from ipslimit.experiments.store import (
     write_cell,
 )
 from ipslimit.experiments.sweep import Sweep
+from ipslimit.experiments.text.source import read_text
+from ipslimit.experiments.text.tokens import tokenize
 
 ROOT = Path(__file__).parents[1]
 STUDY = SweepSetting(
@@ -220,7 +224,7 @@ def test_hostile_cells_of_other_experiments_are_reported(tmp_path, fitting):
 
 
 class TestRebalance:
-    """Cells, checkpoints and tokens of `ipslimit rebalance`."""
+    """Checkpoints of `ipslimit rebalance`."""
 
     @pytest.fixture(scope="class")
     def ran(self, tmp_path_factory):
@@ -254,41 +258,68 @@ class TestRebalance:
             found = runs.run(1, progress=False)
             return runs, {cell: {**c, "seconds": None} for cell, c in found.items()}
 
-        return folder, run, run()[1]
+        return folder, run, *run()
+
+    def all_are_told(self, ran, contents):
+        """Every checkpoint is refused where arms would start from it; the last is made again."""
+        folder, run, runs, first = ran
+        (target,) = folder.glob("*.checkpoint")
+        tasks = [runs.task(cell) for cell in runs.cells()]
+        (base,) = [task for task in tasks if task.intact]
+        assert base.intact()
+        for write in contents:
+            write(target)
+            with pytest.raises(DamagedFile, match=target.name):
+                base.intact()
+        # what makes the checkpoint needed
+        next(folder / task.file for task in tasks if task.after).unlink()
+        again, found = run()
+        assert found == first
+        assert any(target.name in text for text in again.damaged)
+        assert base.intact()
 
     @pytest.mark.parametrize("fitting", [False, True])
-    @pytest.mark.parametrize("kind", ["checkpoint", "npz"])
-    def test_hostile_files_are_reported_and_made_again(self, ran, tmp_path, kind, fitting):
-        folder, run, first = ran
-        (target,) = folder.glob(f"*.{kind}")
-        arm = next(folder.glob("*-control-hard-*.json"))  # what makes the checkpoint needed
+    def test_hostile_files_are_reported_and_made_again(self, ran, tmp_path, fitting):
+        (target,) = ran[0].glob("*.checkpoint")
         good = target.read_bytes()
-        for content in (*payloads(tmp_path), *ODD, good[:-9], good[:65] + good[66:]):
-            put(target, content, fitting)
-            arm.unlink()
-            runs, found = run()
-            assert found == first
-            assert any(target.name in text for text in runs.damaged), content[:40]
+        contents = (*payloads(tmp_path), *ODD, good[:-9], good[:65] + good[66:])
+        puts = [functools.partial(put, content=c, fitting=fitting) for c in contents]
+        self.all_are_told(ran, puts)
         assert not (tmp_path / MARK).exists()
 
     def test_a_checkpoint_of_other_settings_is_reported(self, ran):
-        folder, run, first = ran
-        (target,) = folder.glob("*.checkpoint")
+        (target,) = ran[0].glob("*.checkpoint")
         content = torch.load(io.BytesIO(target.read_bytes()[65:]), weights_only=True)
-        for name, value in {
-            "seed": 7,
-            "step": -1,
-            "shape": {},
-            "model": {},
-            "optimizer": None,
-        }.items():
+        others = {"seed": 7, "step": -1, "shape": {}, "model": {}, "optimizer": None}
+
+        def saved(changed):
             file = io.BytesIO()
-            torch.save(content | {name: value}, file)
-            write_blob(target, file.getvalue())
-            next(folder.glob("*-control-hard-*.json")).unlink()
-            runs, found = run()
-            assert found == first
-            assert [target.name in text for text in runs.damaged] == [True], name
+            torch.save(content | changed, file)
+            return functools.partial(write_blob, content=file.getvalue())
+
+        self.all_are_told(ran, [saved({name: value}) for name, value in others.items()])
+
+
+@pytest.mark.parametrize("fitting", [False, True])
+@pytest.mark.parametrize("kind", ["tokenizer", "train"])
+def test_hostile_tokens_are_reported_and_made_again(tmp_path, kind, fitting):
+    pytest.importorskip("tokenizers")
+    text = read_text(str(ROOT / "tests" / "text.txt"))
+    first = tokenize(text, 300, tmp_path)
+    numbers = first.train.tolist()
+    (target,) = tmp_path.glob(f"*.{kind}")
+    good = target.read_bytes()
+    record = json.loads(good.partition(b"\n")[2]) if kind == "tokenizer" else {}
+    odd = [{"train": {"tokens": 2**80, "sha256": ""}}, {"train": None}, {"tokenizer": 5}]
+    crafted = [json.dumps(record | part).encode() + b"\n" for part in odd]
+    for content in (*payloads(tmp_path), *ODD, *crafted, good[:-9], good[:65] + good[66:]):
+        put(target, content, fitting)
+        damaged = []
+        again = tokenize(text, 300, tmp_path, damaged)
+        assert again.train.tolist() == numbers and again.tokenizer == first.tokenizer
+        assert len(damaged) == 1 and target.name[:-9] in damaged[0], content[:40]
+        assert target.read_bytes() == good
+    assert not (tmp_path / MARK).exists()
 
 
 EXECUTING = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
