@@ -9,7 +9,7 @@ pytest.importorskip("tokenizers")
 
 from rebalance_runs import TINY
 
-from ipslimit.experiments.rebalance.arms import BASE
+from ipslimit.experiments.rebalance.arms import BASE, BY_NAME
 from ipslimit.experiments.rebalance.explanation import Explanation
 from ipslimit.experiments.rebalance.report import Report
 from ipslimit.experiments.rebalance.results import RebalanceResult
@@ -55,7 +55,10 @@ def result_of(gaps, plain=PLAIN, diverged=(), study=STUDY, ngrams=(400.0, 95.0, 
             held_out = None if lost else math.log(plain[cell.seed] + added[cell.seed])
             losses = [1.0, math.nan] if lost else [1.0 + 0.5 / (1 + k) for k in range(steps)]
             found = {"losses": losses, "held_out": held_out, "diverged": lost}
-            found |= {"restart_change": 0.0, "left": {"hard": 0.0, "soft": 0.5}.get(cell.arm)}
+            found |= {
+                "restart_change": 0.0,
+                "left": {"hard": 0.0, "soft": 0.5}.get(BY_NAME[cell.arm].saggs),
+            }
         cells[cell] = found | {"seconds": {"step": 0.1, "balance": 0.001}}
     return RebalanceResult(study, cells, [math.log(ngram) for ngram in ngrams])
 

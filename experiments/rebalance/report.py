@@ -118,7 +118,7 @@ class Report:
         for row in self.result.timings():
             what = f"one balancing, ms (share of the time at T = {row['every']})"
             lines.append(
-                f"  {row['variant']:<8}{what:<70}{row['balance_ms']:>10.2f}  "
+                f"  {row['variant']:<8}{what:<62}{row['balance_ms']:>10.2f}  "
                 f"({100 * row['overhead']:.3f} %)"
             )
         return lines
@@ -138,7 +138,7 @@ def _line(gap: Gap) -> str:
 def _check_line(window: Window) -> str:
     value = "not measured" if window.measured is None else f"{window.measured:.3g}"
     verdict = "" if window.inside else "   OUTSIDE"
-    return f"  {window.of:<8}{window.what:<70}{value:>10}  ({window.expected}){verdict}"
+    return f"  {window.of:<8}{window.what:<62}{value:>10}  ({window.expected}){verdict}"
 
 
 def _short(value: SeedMean, digits: int) -> str:
