@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..frame.experiment import Experiment
+from ..frame.progress import stage
 from ..frame.task import Task
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
 from ..text.source import read_text, require_windows, spread, windows
@@ -117,7 +118,8 @@ def run_base(setting: RebalanceSetting, folder: Path, tokens: str, cell: Rebalan
     for first, mark in itertools.pairwise([0, *setting.marks]):
         if not losses or math.isfinite(losses[-1]):
             began = time.perf_counter()
-            losses += trainer.run(mark - first)
+            with stage(first / setting.whole, mark / setting.whole):
+                losses += trainer.run(mark - first)
             seconds += time.perf_counter() - began
         fine = math.isfinite(losses[-1])
         loss = held_out_loss(trainer.model, held_out) if fine else math.nan

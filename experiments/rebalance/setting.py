@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from ..frame.fields import Checked, Count, Decay, Distinct, Inner, Some, Whole
+from ..frame.fields import Checked, Count, Distinct, Inner, Part, Some, Whole
 from ..settings import Flat
 from ..text.source import WIKIPEDIA, check_source
 from ..text.training import Recipe, Trainer
@@ -80,7 +80,7 @@ class RebalanceSetting(Checked):
     """Layers of the model."""
     heads: Count = 4
     """Query heads of a layer."""
-    dropout: Decay = 0.0
+    dropout: Part = 0.0
     """Part of the entries of embeddings and branches that training leaves out at random."""
     held_out_windows: Count = 512
     """Windows on which perplexity is measured, spread over all of the held-out text."""
@@ -100,17 +100,7 @@ class RebalanceSetting(Checked):
                 f"heads must be even for the modern variant, whose query heads share a key head in "
                 f"twos; got {self.heads}. Use heads={self.heads + 1}, or --variants classic."
             )
-        if self.soft_balancings < SOFT_BALANCINGS:
-            raise ValueError(
-                f"every must leave soft SAGGS {SOFT_BALANCINGS} balancings within start_steps "
-                f"({self.start_steps}) and resumed_steps ({self.resumed_steps}); got "
-                f"{self.treatment.every}, which makes {self.soft_balancings}. Use at most "
-                f"every={self._most_every}."
-                if self._most_every
-                else f"start_steps and resumed_steps must be at least {SOFT_BALANCINGS}, as many "
-                f"balancings as soft SAGGS needs; got {self.start_steps} and {self.resumed_steps}. "
-                f"Use {SOFT_BALANCINGS}."
-            )
+        self._check_balancings()
         for share in self.probes.stages:
             if not 1 <= self._stage(share) <= self.steps:
                 raise ValueError(
@@ -126,17 +116,32 @@ class RebalanceSetting(Checked):
                 f"Use e.g. {name}={2 * self.heads * max(1, width // (2 * self.heads))}."
             )
 
+    def _check_balancings(self) -> None:
+        steps, fewest = min(self.start_steps, self.resumed_steps), SOFT_BALANCINGS
+        if steps < fewest:
+            raise ValueError(
+                f"start_steps and resumed_steps must be at least {fewest}, as many balancings as "
+                f"soft SAGGS needs; got {self.start_steps} and {self.resumed_steps}. Use {fewest}."
+            )
+        every = self.treatment.every
+        if every > _most_every(steps):
+            raise ValueError(
+                f"every must leave soft SAGGS {fewest} balancings within start_steps and "
+                f"resumed_steps ({steps} steps); got {every}, which leaves "
+                f"{1 + (steps - 1) // every}. Use at most every={_most_every(steps)}."
+            )
+
     def quick(self) -> RebalanceSetting:
         """The first variant, one seed, shorter runs, and the ends of what explains the gap."""
         steps = min(300, self.steps)
         resumed, start = min(100, self.resumed_steps), min(100, self.start_steps, steps)
-        every = min(self.treatment.every, max(1, (min(resumed, start) - 1) // 3))
+        every = min(self.treatment.every, _most_every(min(resumed, start)))
         probes = dataclasses.replace(
             self.probes,
             factors=tuple(sorted({min(self.probes.factors), max(self.probes.factors)})),
             widths=(min(self.probes.widths),),
             depths=(min(self.probes.depths),),
-            stages=(min(self.probes.stages),),
+            stages=(min(*self.probes.stages, steps / (steps + resumed)),),
             probe_seeds=1,
         )
         return dataclasses.replace(
@@ -168,15 +173,6 @@ class RebalanceSetting(Checked):
         """The steps after which the base's perplexity is measured."""
         ends = [stage + self.resumed_steps for stage in self.stages]
         return sorted({self.start_steps, *self.stages, *ends})
-
-    @property
-    def soft_balancings(self) -> int:
-        """Of soft SAGGS in the shorter of its runs."""
-        return 1 + (min(self.start_steps, self.resumed_steps) - 1) // self.treatment.every
-
-    @property
-    def _most_every(self) -> int:
-        return (min(self.start_steps, self.resumed_steps) - 1) // (SOFT_BALANCINGS - 1)
 
     def trainer(self, cell: RebalanceCell, train: np.ndarray) -> Trainer:
         """At its first step."""
@@ -259,3 +255,8 @@ class RebalanceSetting(Checked):
         ]
         runs = [*arms, *probed]
         return list(dict.fromkeys([*map(self.base_of, runs), *runs]))
+
+
+def _most_every(steps: int) -> int:
+    """The most steps between balancings that leave soft SAGGS enough of them."""
+    return max(1, (steps - 1) // (SOFT_BALANCINGS - 1))
