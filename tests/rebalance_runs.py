@@ -1,6 +1,5 @@
 """A tiny setting of `ipslimit rebalance`, as an object and as a command line."""
 
-import dataclasses
 from pathlib import Path
 
 from ipslimit.experiments.rebalance.arms import Treatment
@@ -33,12 +32,6 @@ COMMAND = (
     "--held-out-windows 16 --batch 4 --lr 1e-2 --warmup 0 --floor 0.5 --every 2 "
     "--factors 4 --widths 8 --depths 1 --stages 0.25"
 ).split()
-# one model, and nothing that explains its gap
-ALONE = dataclasses.replace(
-    TINY,
-    variants=("classic",),
-    probes=Probes(factors=(16.0,), widths=(16,), depths=(1,), stages=(0.5,)),
-)
 
 
 def run(setting, folder):

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from rebalance_runs import ALONE, COMMAND, TINY, run, without_seconds
+from rebalance_runs import COMMAND, TINY, run, without_seconds
 
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
@@ -26,15 +26,8 @@ from ipslimit.experiments.settings import StudyError
 from ipslimit.experiments.store import read_blob
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """The tiny study, and what it found."""
-    folder = tmp_path_factory.mktemp("cells")
-    return folder, run(TINY, folder)
-
-
-def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
-    _, cells = ran
+def test_rescaling_is_seen_by_adamw_and_not_by_the_function(rebalanced):
+    _, cells = rebalanced
     for variant in TINY.variants:
         found = {arm.name: cells[TINY.cell(variant, 0, arm.name)] for arm in TINY.arms(variant)}
         assert all(cell["restart_change"] <= 1e-5 for cell in found.values())
@@ -58,8 +51,8 @@ def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
     assert untouched[0] == plain[0] and untouched[1] != plain[1]
 
 
-def test_a_base_goes_on_as_a_run_from_its_checkpoints_would(ran):
-    folder, cells = ran
+def test_a_base_goes_on_as_a_run_from_its_checkpoints_would(rebalanced):
+    folder, cells = rebalanced
     runs, base = Runs(TINY, folder), TINY.cell("classic", 0, "base")
     assert TINY.stages_of(base) == [6, 12]
     for stage in TINY.stages_of(base):
@@ -76,8 +69,8 @@ def runs_windows(runs):
     return windows(runs.tokens.train, TINY.context)
 
 
-def test_a_rate_goes_down_over_both_parts_of_a_run(ran):
-    folder, _ = ran
+def test_a_rate_goes_down_over_both_parts_of_a_run(rebalanced):
+    folder, _ = rebalanced
     trainer = TINY.trainer(TINY.cell("classic", 0, "base"), runs_windows(Runs(TINY, folder)))
     rates = []
     for _ in range(TINY.whole):
@@ -109,8 +102,8 @@ def test_every_gap_has_its_runs_and_bases_come_first():
     assert arms == {arm.name for arm in ARMS if not arm.aside}
 
 
-def test_finished_runs_are_kept_and_lost_ones_made_again_alike(ran):
-    folder, cells = ran
+def test_finished_runs_are_kept_and_lost_ones_made_again_alike(rebalanced):
+    folder, cells = rebalanced
     runs = Runs(TINY, folder)
     base = TINY.cell("classic", 0, "base")
     damaged, lost = (TINY.cell("classic", 0, arm) for arm in ("rescaled-soft", "start"))
@@ -133,8 +126,8 @@ def files(setting, folder):
     return {cell: runs.task(cell).file for cell in runs.cells()}
 
 
-def test_runs_are_named_by_all_that_decides_them_and_nothing_else(ran, tmp_path):
-    folder, _ = ran
+def test_runs_are_named_by_all_that_decides_them_and_nothing_else(rebalanced, tmp_path):
+    folder, _ = rebalanced
     first = files(TINY, folder)
     varied = dataclasses.replace(TINY, seeds=3, variants=("modern",))
     assert all(first.get(cell, file) == file for cell, file in files(varied, folder).items())
@@ -157,16 +150,16 @@ def test_runs_are_named_by_all_that_decides_them_and_nothing_else(ran, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_number_of_processes_changes_no_bit(ran, tmp_path):
-    _, cells = ran
+def test_the_number_of_processes_changes_no_bit(rebalanced, tmp_path):
+    _, cells = rebalanced
     shared = Runs(TINY, tmp_path).run(workers=3, progress=False)
     assert list(shared) == list(cells)
     assert without_seconds(shared) == without_seconds(cells)
 
 
 @pytest.mark.slow
-def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
-    _, cells = ran
+def test_a_killed_study_resumes_and_leaves_no_worker(rebalanced, tmp_path):
+    _, cells = rebalanced
     command = [sys.executable, "-m", "ipslimit.experiments.cli", *COMMAND]
     command += ["--workers", "2", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -184,8 +177,8 @@ def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
     assert without_seconds(run(TINY, kept)) == without_seconds(cells)
 
 
-def test_the_command_writes_its_files(ran, tmp_path, capsys):
-    folder, cells = ran
+def test_the_command_writes_its_files(rebalanced, tmp_path, capsys):
+    folder, cells = rebalanced
     out = tmp_path / "out"
     out.mkdir()
     (out / "cells").symlink_to(folder)  # all is there: it only reports
@@ -242,6 +235,6 @@ def test_bad_settings_are_named_in_one_line(tmp_path, capsys, options, message):
 
 def test_a_text_that_is_too_short_is_named(tmp_path):
     (tmp_path / "short").write_text("a few words\nand some more\n")
-    study = dataclasses.replace(ALONE, data=str(tmp_path / "short"), context=64)
+    study = dataclasses.replace(TINY, data=str(tmp_path / "short"), context=64)
     with pytest.raises(StudyError, match="data must hold more than one window of 64 tokens"):
         Runs(study, tmp_path)

@@ -225,7 +225,7 @@ def _imbalance(pairs: FoundPairs) -> float:
 def _seconds_of_balancing(optimizer: SAGGS) -> float:
     """The fastest of a few; after training, where it can do no harm."""
     times = []
-    for _ in range(5):
+    for _ in range(3):
         began = time.perf_counter()
         optimizer.balance()
         times.append(time.perf_counter() - began)
