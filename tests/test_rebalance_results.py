@@ -184,7 +184,7 @@ def test_what_is_printed_has_all_of_it():
         assert text in printed, text
     assert max(map(len, printed.splitlines())) <= 110
     numbers = report.as_dict()
-    assert numbers["below_bigram"]["classic"].startswith("at the checkpoint below")
+    assert numbers["beside_ngrams"]["classic"].startswith("at the checkpoint below")
     assert numbers["perplexity"]["classic"]["300"]["mean"] == pytest.approx(90.0)
     assert numbers["explanation"]["axes"]["factor"][0]["value"] == 4.0
     assert report.result.timings()[0]["overhead"] == pytest.approx(0.01 / TINY.treatment.every)

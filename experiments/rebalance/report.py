@@ -40,14 +40,11 @@ class Report:
             "paper": {"gaps": paper, "parameters": PAPER_PARAMETERS, "source": "abstract"},
             "perplexity": {variant: result.perplexities(variant) for variant in variants},
             "ngrams": dict(zip(GRAMS, result.ngrams, strict=True)),
-            "below_bigram": {variant: self.standing(variant) for variant in variants},
+            "beside_ngrams": {variant: self.standing(variant) for variant in variants},
             "gaps": [gap.as_dict() for gap in result.gaps],
             "explanation": self.explanation.as_dict(),
             "verdict": {variant: verdict(result, variant) for variant in variants},
-            "checks": [
-                {"variant": window.of, "rejects": window.rejects} | window.as_dict()
-                for window in self.checks
-            ],
+            "checks": [{"variant": window.of} | window.as_dict() for window in self.checks],
             "timing": result.timings(),
         }
 
