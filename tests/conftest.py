@@ -37,3 +37,13 @@ def no_client_outlives_its_test():
 def problem():
     """The default small problem: 5 weighted atoms, B = 3, N = 4, d = 3, m = 2, float64."""
     return small_problem()
+
+
+@pytest.fixture(scope="session")
+def rebalanced(tmp_path_factory):
+    """Folder and results of the tiny `ipslimit rebalance`, which is trained once."""
+    pytest.importorskip("tokenizers")
+    from rebalance_runs import TINY, run  # the library's experiments take a second to import
+
+    folder = tmp_path_factory.mktemp("rebalanced")
+    return folder, run(TINY, folder)

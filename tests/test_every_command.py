@@ -55,9 +55,9 @@ def tiny(name, reviews):
         "--early 1",
         "backbone": f"backbone {text} --steps 8 --every 1 --window 3 --seeds 1 --beta2 0.9 "
         "--depths 2 --particle-heads 3 --particle-seeds 2 --particle-steps 8 --max-elements 32",
-        "rebalance": f"rebalance --data {TEXT} --quick --steps 2 --resumed-steps 2 "
-        "--start-steps 1 --vocabulary 300 --context 8 --width 8 --layers 1 --heads 2 "
-        "--held-out-windows 4 --batch 2",
+        "rebalance": f"rebalance --data {TEXT} --quick --steps 4 --resumed-steps 4 "
+        "--start-steps 4 --every 1 --factors 4 --widths 8 --depths 1 --vocabulary 300 --context 8 "
+        "--width 8 --layers 1 --heads 2 --held-out-windows 4 --batch 2",
         "gauge": f"gauge --quick {problem} --steps 1 --eps 0.1 --depth 16 --heads 2 --tol 1e-2 "
         "--factors 4",
         "language": f"language --data {TEXT} --quick --vocabulary 9 --d 2 --m 2 --inner 1 "

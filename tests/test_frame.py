@@ -29,7 +29,7 @@ from ipslimit.experiments.frame.runner import Work, _grouped, alone, run
 from ipslimit.experiments.frame.task import Task
 from ipslimit.experiments.frame.window import Window
 from ipslimit.experiments.gauge.experiment import GaugeSetting
-from ipslimit.experiments.rebalance.experiment import RebalanceSetting
+from ipslimit.experiments.rebalance.setting import RebalanceSetting
 from ipslimit.experiments.store import Cells, DamagedFile
 
 TEXT = str(Path(__file__).parent / "text.txt")

@@ -230,16 +230,16 @@ class TestRebalance:
         pytest.importorskip("tokenizers")
         from ipslimit.experiments.rebalance.arms import Treatment
         from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
-        from ipslimit.experiments.rebalance.experiment import RebalanceSetting
+        from ipslimit.experiments.rebalance.setting import Probes, RebalanceSetting
         from ipslimit.experiments.text.training import Recipe
 
         study = RebalanceSetting(
             data=str(ROOT / "README.md"),
             variants=("classic",),
             seeds=1,
-            steps=2,
-            resumed_steps=1,
-            start_steps=1,
+            steps=4,
+            resumed_steps=4,
+            start_steps=4,
             vocabulary=300,
             context=8,
             width=8,
@@ -247,7 +247,8 @@ class TestRebalance:
             heads=2,
             held_out_windows=4,
             recipe=Recipe(batch=2),
-            treatment=Treatment(every=5),
+            treatment=Treatment(every=1),
+            probes=Probes((16.0,), (8,), (1,), (0.5,)),
         )
         folder = tmp_path_factory.mktemp("runs")
 

@@ -1,4 +1,4 @@
-"""`ipslimit rebalance`: runs that resume and share, honest gaps, and what the arms must satisfy."""
+"""`ipslimit rebalance`: runs that resume and share, and what the arms must satisfy."""
 
 import csv
 import dataclasses
@@ -15,123 +15,153 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
+from rebalance_runs import COMMAND, TINY, run, without_seconds
+
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
-from ipslimit.experiments.rebalance.arms import ARMS, BASE, Treatment
-from ipslimit.experiments.rebalance.experiment import (
-    RebalanceCell,
-    RebalanceSetting,
-    checkpoint_path,
-)
+from ipslimit.experiments.rebalance.arms import ARMS, Treatment
 from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
-from ipslimit.experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
+from ipslimit.experiments.rebalance.experiment import checkpoint_path
 from ipslimit.experiments.settings import StudyError
-from ipslimit.experiments.text.training import Recipe, Schedule
-
-TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
-TINY = RebalanceSetting(
-    data=TEXT,
-    seeds=1,
-    steps=4,
-    resumed_steps=12,
-    start_steps=3,
-    vocabulary=300,
-    context=8,
-    width=16,
-    layers=1,
-    heads=2,
-    held_out_windows=16,
-    recipe=Recipe(batch=4, lr=1e-2, schedule=Schedule(0, 1.0)),
-    treatment=Treatment(every=5),
-)
+from ipslimit.experiments.store import read_blob
 
 
-def without_seconds(cells):
-    return {cell: {k: v for k, v in c.items() if k != "seconds"} for cell, c in cells.items()}
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """The tiny study, and what it found."""
-    folder = tmp_path_factory.mktemp("cells")
-    return folder, Runs(TINY, folder).run(workers=1, progress=False)
-
-
-def test_rescaling_is_seen_by_adamw_and_not_by_the_function(ran):
-    _, cells = ran
+def test_rescaling_is_seen_by_adamw_and_not_by_the_function(rebalanced):
+    _, cells = rebalanced
     for variant in TINY.variants:
-        found = {arm.name: cells[variant, 0, arm.name] for arm in (BASE, *ARMS)}
+        found = {arm.name: cells[TINY.cell(variant, 0, arm.name)] for arm in TINY.arms(variant)}
         assert all(cell["restart_change"] <= 1e-5 for cell in found.values())
-        first = {name: cell["losses"][0] for name, cell in found.items()}
-        resumed = [arm.name for arm in ARMS if arm.resumed]
-        assert max(first[n] for n in resumed) - min(first[n] for n in resumed) <= 1e-5
-        control = found["control"]["losses"]
-        rescaled = found["rescaled"]["losses"]  # the first is of the same function
-        assert min(abs(a - b) for a, b in zip(rescaled[1:5], control[1:5])) > 1e-3
+        plain = cells[TINY.cell(variant, 0, "base")]["losses"][TINY.steps :]
+        for arm in TINY.arms(variant):
+            if arm.resumed:  # the first loss is of the same function
+                assert abs(found[arm.name]["losses"][0] - plain[0]) <= 1e-5
+        rescaled = found["rescaled"]["losses"]
+        assert min(abs(a - b) for a, b in zip(rescaled[1:5], plain[1:5])) > 1e-3
         # by powers of two, hard SAGGS makes one and the same run of them, and so does GaugeAdamW
         for result in ("losses", "held_out"):
             for how in ("hard", "exact"):
                 assert found[f"rescaled-{how}"][result] == found[f"control-{how}"][result]
         assert found["control-exact"]["losses"] != found["control-hard"]["losses"]
-        assert found["rescaled-late"]["losses"][:5] == found["rescaled"]["losses"][:5]
-        assert found["rescaled-late"]["losses"][6:] != found["rescaled"]["losses"][6:]
-        assert found["untouched"]["losses"][:1] == found["rescaled"]["losses"][:1]
-        assert found["untouched"]["losses"][1] != found["rescaled"]["losses"][1]
+        assert found["control-soft"]["losses"] != found["control-hard"]["losses"]
         assert {"step", "balance"} == found["rescaled-hard"]["seconds"].keys()
+    aside = cells[TINY.cell("classic", 0, "rescaled-late")]["losses"]
+    plain = cells[TINY.cell("classic", 0, "rescaled")]["losses"]
+    assert aside[:2] == plain[:2] and aside[3:] != plain[3:]
+    untouched = cells[TINY.cell("classic", 0, "untouched")]["losses"]
+    assert untouched[0] == plain[0] and untouched[1] != plain[1]
 
 
-def test_finished_runs_are_kept_and_lost_ones_made_again_alike(ran):
-    folder, cells = ran
+def test_a_base_goes_on_as_a_run_from_its_checkpoints_would(rebalanced):
+    folder, cells = rebalanced
+    runs, base = Runs(TINY, folder), TINY.cell("classic", 0, "base")
+    assert TINY.stages_of(base) == [6, 12]
+    for stage in TINY.stages_of(base):
+        trainer = TINY.trainer(base, runs_windows(runs))
+        path = checkpoint_path(TINY, folder, runs.tokens_key, base, stage)
+        trainer.restore(read_blob(path))
+        assert trainer.step == stage
+        assert trainer.run(TINY.whole - stage) == cells[base]["losses"][stage:]
+
+
+def runs_windows(runs):
+    from ipslimit.experiments.text.source import windows
+
+    return windows(runs.tokens.train, TINY.context)
+
+
+def test_a_rate_goes_down_over_both_parts_of_a_run(rebalanced):
+    folder, _ = rebalanced
+    trainer = TINY.trainer(TINY.cell("classic", 0, "base"), runs_windows(Runs(TINY, folder)))
+    rates = []
+    for _ in range(TINY.whole):
+        trainer.run(1)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(0.5 * TINY.recipe.lr)
+    assert rates[TINY.steps] < rates[0] and rates[TINY.steps] > rates[-1]
+
+
+def test_every_gap_has_its_runs_and_bases_come_first():
+    cells = TINY.cells()
+    assert len(set(cells)) == len(cells)
+    bases = [cell for cell in cells if cell.arm == "base"]
+    assert cells[: len(bases)] == bases
+    # one a variant, and one of the other width
+    assert [(b.variant, b.width) for b in bases] == [
+        ("classic", 16),
+        ("modern", 16),
+        ("classic", 8),
+    ]
+    probed = {cell for cell in cells if cell.arm == "rescaled" and cell.variant == "classic"}
+    assert {(c.factor, c.width, c.stage) for c in probed} == {
+        (16.0, 16, 12),
+        (4.0, 16, 12),
+        (16.0, 8, 12),
+        (16.0, 16, 6),
+    }
+    arms = {cell.arm for cell in cells if cell.variant == "modern"} - {"base"}
+    assert arms == {arm.name for arm in ARMS if not arm.aside}
+
+
+def test_finished_runs_are_kept_and_lost_ones_made_again_alike(rebalanced):
+    folder, cells = rebalanced
     runs = Runs(TINY, folder)
-    base = RebalanceCell("classic", 0, "base")
-    damaged, lost = (
-        RebalanceCell("classic", 0, "rescaled-soft"),
-        RebalanceCell("classic", 0, "start"),
-    )
+    base = TINY.cell("classic", 0, "base")
+    damaged, lost = (TINY.cell("classic", 0, arm) for arm in ("rescaled-soft", "start"))
     path = runs.path(damaged)
     path.write_bytes(path.read_bytes()[:-9])
     runs.path(lost).unlink()
-    checkpoint = checkpoint_path(folder, runs.keys, base)
+    # the earlier one, from which no missing run starts, is looked at as well
+    checkpoint = checkpoint_path(TINY, folder, runs.tokens_key, base, 6)
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    untouched = runs.path(RebalanceCell("modern", 0, "base")).stat().st_mtime_ns
+    untouched = runs.path(TINY.cell("modern", 0, "base")).stat().st_mtime_ns
     again = Runs(TINY, folder)
     found = again.run(workers=1, progress=False)
     assert without_seconds(found) == without_seconds(cells)
     assert [("computed again" in line) for line in again.damaged] == [True, True]
-    assert runs.path(RebalanceCell("modern", 0, "base")).stat().st_mtime_ns == untouched
+    assert runs.path(TINY.cell("modern", 0, "base")).stat().st_mtime_ns == untouched
 
 
-def test_other_settings_are_other_runs(ran):
-    folder, _ = ran
-    keys = Runs(TINY, folder).keys
-    assert Runs(dataclasses.replace(TINY, seeds=3, variants=("modern",)), folder).keys == keys
+def files(setting, folder):
+    runs = Runs(setting, folder)
+    return {cell: runs.task(cell).file for cell in runs.cells()}
+
+
+def test_runs_are_named_by_all_that_decides_them_and_nothing_else(rebalanced, tmp_path):
+    folder, _ = rebalanced
+    first = files(TINY, folder)
+    varied = dataclasses.replace(TINY, seeds=3, variants=("modern",))
+    assert all(first.get(cell, file) == file for cell, file in files(varied, folder).items())
+    elsewhere = tmp_path / "other name"
+    elsewhere.write_bytes(Path(TINY.data).read_bytes())
+    assert files(dataclasses.replace(TINY, data=str(elsewhere)), folder) == first
     for change in (
-        {"steps": 5},
+        {"steps": 13},
+        {"dropout": 0.0},
         {"recipe": dataclasses.replace(TINY.recipe, lr=1e-3)},
         {"vocabulary": 301},
+        {"held_out_windows": 15},
     ):
-        assert not set(Runs(dataclasses.replace(TINY, **change), folder).keys) & set(keys)
-    # the checkpoint is trained before it is treated
-    treated = Runs(dataclasses.replace(TINY, treatment=Treatment(every=6)), folder).keys
-    assert treated.base == keys.base and treated.arms != keys.arms
+        other = files(dataclasses.replace(TINY, **change), folder)
+        assert not set(other.values()) & set(first.values())
+    # what is balanced otherwise is another run, and nothing else is
+    other = files(dataclasses.replace(TINY, treatment=Treatment(every=1)), folder)
+    changed = {cell.arm for cell, file in first.items() if other[cell] != file}
+    assert changed == {arm.name for arm in ARMS if arm.saggs}
 
 
 @pytest.mark.slow
-def test_the_number_of_processes_changes_no_bit(ran, tmp_path):
-    _, cells = ran
+def test_the_number_of_processes_changes_no_bit(rebalanced, tmp_path):
+    _, cells = rebalanced
     shared = Runs(TINY, tmp_path).run(workers=3, progress=False)
     assert list(shared) == list(cells)
     assert without_seconds(shared) == without_seconds(cells)
 
 
 @pytest.mark.slow
-def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
-    _, cells = ran
-    command = [sys.executable, "-m", "ipslimit.experiments.cli", "rebalance", "--data", TEXT]
-    command += ["--seeds", "1", "--steps", "4", "--resumed-steps", "12", "--start-steps", "3"]
-    command += ["--vocabulary", "300", "--context", "8", "--width", "16", "--layers", "1"]
-    command += ["--heads", "2", "--held-out-windows", "16", "--batch", "4", "--lr", "1e-2"]
-    command += ["--warmup", "0", "--every", "5", "--workers", "2", "--out", str(tmp_path)]
+def test_a_killed_study_resumes_and_leaves_no_worker(rebalanced, tmp_path):
+    _, cells = rebalanced
+    command = [sys.executable, "-m", "ipslimit.experiments.cli", *COMMAND]
+    command += ["--workers", "2", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     kept = tmp_path / "cells"
     until = time.monotonic() + 120
@@ -144,81 +174,28 @@ def test_a_killed_study_resumes_and_leaves_no_worker(ran, tmp_path):
     while time.monotonic() < until and any(os.path.exists(f"/proc/{w}/exe") for w in workers):
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{w}/exe") for w in workers)
-    found = Runs(TINY, kept).run(workers=1, progress=False)
-    assert without_seconds(found) == without_seconds(cells)
+    assert without_seconds(run(TINY, kept)) == without_seconds(cells)
 
 
-def report_of(perplexities, diverged=()):
-    """A report with these control and rescaled perplexities, all else equal to the control."""
-    study = dataclasses.replace(TINY, variants=("classic",), seeds=len(perplexities))
-    cells = {}
-    for seed, (control, rescaled) in enumerate(perplexities):
-        for arm in (BASE, *ARMS):
-            value = rescaled if arm.name == "rescaled" else control
-            lost = arm.name == "rescaled" and seed in diverged
-            cells["classic", seed, arm.name] = {
-                "losses": [math.nan] if lost else [1.0, 2.0],
-                "held_out": None if lost else math.log(value),
-                "checkpoint": math.log(control),
-                "restart_change": 0.0,
-                "diverged": lost,
-                "seconds": {"step": 0.1} | ({"balance": 0.001} if arm.saggs else {}),
-            }
-    return RebalanceResult(study, cells)
-
-
-def test_gaps_have_intervals_over_seeds():
-    report = report_of([(100.0, 101.0), (90.0, 93.0), (80.0, 85.0)])
-    gap = report.find("classic", "rescaled")
-    assert gap.gaps == pytest.approx((1.0, 3.0, 5.0))
-    # t quantile 4.303 of two degrees of freedom times 2 / sqrt(3)
-    assert gap.interval == pytest.approx((3 - 4.9683, 3 + 4.9683), abs=1e-3)
-    assert shown_gap(gap) == "+3.00 [-1.97, +7.97]"
-    assert report.timings()[0]["overhead"] == pytest.approx(0.002)
-
-
-def test_diverged_runs_are_counted_and_left_out():
-    report = report_of([(100.0, 101.0), (90.0, 93.0), (80.0, 85.0)], diverged=(1,))
-    gap = report.find("classic", "rescaled")
-    assert gap.diverged == 1 and gap.gaps[1] is None and gap.mean == pytest.approx(3.0)
-    assert "(1 diverged)" in table(report, {"classic": 1000})
-    lost = report_of([(100.0, 101.0)], diverged=(0,))
-    assert lost.find("classic", "rescaled").mean is None
-    assert "diverged" in table(lost, {"classic": 1000}) and "diverged" in check_lines(lost)
-
-
-def test_figures_outside_their_window_are_told():
-    inside = report_of([(100.0, 102.0)] * 3)
-    outside = report_of([(100.0, 99.0)] * 3)
-    what = "gap of the rescaled checkpoint, PPL"
-    for report, expected in ((inside, True), (outside, False)):
-        [check] = [check for check in report.checks if check.what == what]
-        assert check.inside is expected
-    assert "OUTSIDE" in check_lines(outside) and "OUTSIDE" not in check_lines(inside)
-    assert "+3.78 ± 0.42" in table(inside, {"classic": 1000})
-
-
-def test_the_command_writes_its_files(ran, tmp_path, capsys):
-    folder, cells = ran
+def test_the_command_writes_its_files(rebalanced, tmp_path, capsys):
+    folder, cells = rebalanced
     out = tmp_path / "out"
     out.mkdir()
     (out / "cells").symlink_to(folder)  # all is there: it only reports
-    options = (
-        f"rebalance --data {TEXT} --seeds 1 --steps 4 --resumed-steps 12 --start-steps 3 "
-        "--vocabulary 300 --context 8 --width 16 --layers 1 --heads 2 --held-out-windows 16 "
-        f"--batch 4 --lr 1e-2 --warmup 0 --every 5 --workers 1 --out {out}"
-    )
-    main(options.split())
+    main([*COMMAND, "--workers", "1", "--out", str(out)])
     printed = capsys.readouterr().out
-    assert "paper (123.8M)" in printed and "against control, then hard SAGGS" in printed
+    assert "paper (123.8M)" in printed and "against control, hard SAGGS" in printed
+    assert max(map(len, printed.splitlines()[:-1])) <= 110
     found = json.loads((out / "rebalance.json").read_text())
-    assert {gap["arm"] for gap in found["gaps"]} == {arm.name for arm in ARMS} - {"control"}
+    assert {gap["arm"] for gap in found["gaps"]} == {arm.name for arm in ARMS}
+    assert all(check["inside"] for check in found["checks"])
+    assert all(check["rejects"] for check in found["checks"])
     config = json.loads((out / "config.json").read_text())
-    assert config["study"]["steps"] == 4 and config.items() >= provenance("cpu").items()
+    assert config["study"]["steps"] == 12 and config.items() >= provenance("cpu").items()
     with open(out / "perplexities.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(cells)
-    loss = cells["modern", 0, "rescaled"]["held_out"]
+    assert len(rows) == len([cell for cell in cells if cell.arm != "base"])
+    loss = cells[TINY.cell("modern", 0, "rescaled")]["held_out"]
     [row] = [r for r in rows if (r["variant"], r["arm"]) == ("modern", "rescaled")]
     assert float(row["perplexity"]) == math.exp(loss)
     for suffix in ("png", "pdf"):
@@ -230,15 +207,20 @@ def test_the_command_writes_its_files(ran, tmp_path, capsys):
     [
         ("--data nothing", "data must be 'wikipedia', a text file"),
         ("--seeds 0", "seeds must be at least 1"),
-        ("--start-steps 400", "start_steps must be at most 300"),
+        ("--start-steps 9000", "start_steps must be at most"),
         ("--vocabulary 256", "vocabulary must be at least 257"),
         ("--variants classic classic", "variants must be distinct and out of classic, modern"),
         ("--kinds mpl", "kinds must be distinct and out of qk, vo, mlp"),
         ("--per neuron", "per must be matrix or head"),
         ("--width 100 --heads 8", "width must be heads times an even size; got 100"),
+        ("--widths 64 100 --heads 8", "widths must be heads times an even size; got 100"),
         ("--heads 1", "heads must be even for the modern variant"),
         ("--factor 0", "factor must be a finite number"),
+        ("--factors 4 0", "factors must be a finite number"),
+        ("--stages 0.99", "stages must be parts of the run that end between its first step and"),
         ("--damping 2", "damping must be a finite number"),
+        ("--every 300 --start-steps 200", "every must leave soft SAGGS 4 balancings"),
+        ("--start-steps 3", "start_steps and resumed_steps must be at least 4"),
         ("--lr nan", "lr must be a finite number"),
         ("--workers -1", "workers must be at least 0"),
     ],

@@ -8,9 +8,13 @@ from typing import Annotated
 from ..frame.command import ON_TEXT, ExperimentCommand
 from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
+from ..text.baselines import ngram_losses
 from ..text.transformer import make_decoder
-from .experiment import RebalanceCell, RebalanceExperiment, RebalanceSetting
-from .results import COLUMNS, RebalanceResult, summary
+from .arms import BASE
+from .experiment import RebalanceExperiment
+from .report import GRAMS, Report
+from .results import COLUMNS, RebalanceResult
+from .setting import RebalanceCell, RebalanceSetting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +22,14 @@ class RebalanceCommand(ExperimentCommand):
     """Resume a small language model from rescaled checkpoints, with and without SAGGS.
 
     The checkpoint computes the same function however its symmetry pairs are scaled; AdamW trains
-    it differently. SAGGS undoes that, and the steps of GaugeAdamW do not depend on it. Finished
-    runs are kept in OUT/cells: run the same command again to resume.
+    it differently. SAGGS undoes that, and the steps of GaugeAdamW do not depend on it. How large
+    the difference is, by factor, size and stage of training, is measured too. Finished runs are
+    kept in OUT/cells: run the same command again to resume.
     """
 
     setting: Annotated[RebalanceSetting, Flat] = RebalanceSetting()
     quick: bool = False
-    """The classic variant alone, one seed, 60 steps before the checkpoint and 60 after."""
+    """The first variant alone, one seed, at most 300 steps before the checkpoint and 100 after."""
     cache: str | None = None
     """Folder that keeps fetched text (default: IPSLIMIT_CACHE, or the user's cache folder)."""
 
@@ -36,24 +41,32 @@ class RebalanceCommand(ExperimentCommand):
         return RebalanceExperiment(self.chosen, self.folder / "cells", self.cache)
 
     def find(self, experiment: RebalanceExperiment, found: dict[RebalanceCell, dict]) -> Outcome:
-        setting, tokens = experiment.setting, experiment.tokens
-        result = RebalanceResult(setting, found)
-        parameters = {
-            variant: sum(p.numel() for p in make_decoder(setting.shape(variant), 0).parameters())
-            for variant in setting.variants
+        setting, tokens, held_out = experiment.setting, experiment.tokens, experiment.held_out
+        ngrams = ngram_losses(tokens.train, held_out, setting.vocabulary, len(GRAMS))
+        sizes = {
+            (place["width"], place["layers"]): parameters(setting, setting.variants[0], **place)
+            for place in setting.axes()["size"]
         }
         source = {
             "text": experiment.text.source,
             "train_tokens": len(tokens.train),
             "held_out_tokens": len(tokens.held_out),
-            "parameters": parameters,
+            "held_out_windows": len(held_out),
+            "parameters": {variant: parameters(setting, variant) for variant in setting.variants},
         }
-        numbers, config = result.as_dict(), self.made("study") | {"source": source}
+        report = Report(RebalanceResult(setting, found, ngrams), source | {"sizes": sizes})
+        numbers, config = report.as_dict(), self.made("study") | {"source": source}
         return Outcome(
             self.NAME,
             numbers,
-            summary(result, source),
-            {self.NAME: drawing(f"{__package__}.figure", "rebalance_figure", result)},
+            report.summary(),
+            {self.NAME: drawing(f"{__package__}.figure", "rebalance_figure", report)},
             {"config": config, self.NAME: numbers},
-            {"perplexities": (result.rows(), COLUMNS)},
+            {"perplexities": (report.result.rows(), COLUMNS)},
         )
+
+
+def parameters(setting: RebalanceSetting, variant: str, **place) -> int:
+    """Of the model at a place of the setting."""
+    shape = setting.shape(setting.cell(variant, 0, BASE.name, **place))
+    return sum(p.numel() for p in make_decoder(shape, 0).parameters())
