@@ -19,6 +19,8 @@ class Window:
         None where it could not be measured, which is outside.
     of : str
         Whose figure it is, where there are several.
+    rejects : str
+        Which wrong implementation would be outside.
     """
 
     what: str
@@ -26,6 +28,7 @@ class Window:
     high: float
     measured: float | None
     of: str = ""
+    rejects: str = ""
 
     @property
     def inside(self) -> bool:
@@ -40,9 +43,12 @@ class Window:
         return f"{self.low:g} .. {self.high:g}"
 
     def text(self) -> str:
+        """A line; what was not measured is outside."""
         verdict = "inside" if self.inside else "OUTSIDE"
-        return f"{self.what}: {self.measured:.4g}, expected {self.expected}: {verdict}"
+        measured = "not measured" if self.measured is None else f"{self.measured:.4g}"
+        return f"{self.what}: {measured}, expected {self.expected}: {verdict}"
 
     def as_dict(self) -> dict:
         limits = {"low": self.low, "high": self.high}
-        return {"what": self.what} | limits | {"measured": self.measured, "inside": self.inside}
+        found = {"measured": self.measured, "inside": self.inside, "rejects": self.rejects}
+        return {"what": self.what} | limits | found
