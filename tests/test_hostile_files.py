@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -31,6 +32,8 @@ from ipslimit.experiments.store import (
     write_cell,
 )
 from ipslimit.experiments.sweep import Sweep
+from ipslimit.experiments.text.source import read_text
+from ipslimit.experiments.text.tokens import tokenize
 
 ROOT = Path(__file__).parents[1]
 STUDY = SweepSetting(
@@ -220,7 +223,7 @@ def test_hostile_cells_of_other_experiments_are_reported(tmp_path, fitting):
 
 
 class TestRebalance:
-    """Cells, checkpoints and tokens of `ipslimit rebalance`."""
+    """Checkpoints of `ipslimit rebalance`."""
 
     @pytest.fixture(scope="class")
     def ran(self, tmp_path_factory):
@@ -256,10 +259,9 @@ class TestRebalance:
         return folder, run, run()[1]
 
     @pytest.mark.parametrize("fitting", [False, True])
-    @pytest.mark.parametrize("kind", ["checkpoint", "npz"])
-    def test_hostile_files_are_reported_and_made_again(self, ran, tmp_path, kind, fitting):
+    def test_hostile_files_are_reported_and_made_again(self, ran, tmp_path, fitting):
         folder, run, first = ran
-        (target,) = folder.glob(f"*.{kind}")
+        (target,) = folder.glob("*.checkpoint")
         arm = next(folder.glob("*-control-*.json"))  # what makes the checkpoint needed
         good = target.read_bytes()
         for content in (*payloads(tmp_path), *ODD, good[:-9], good[:65] + good[66:]):
@@ -288,6 +290,28 @@ class TestRebalance:
             runs, found = run()
             assert found == first
             assert [target.name in text for text in runs.damaged] == [True], name
+
+
+@pytest.mark.parametrize("fitting", [False, True])
+@pytest.mark.parametrize("kind", ["tokenizer", "train"])
+def test_hostile_tokens_are_reported_and_made_again(tmp_path, kind, fitting):
+    pytest.importorskip("tokenizers")
+    text = read_text(str(ROOT / "tests" / "text.txt"))
+    first = tokenize(text, 300, tmp_path)
+    numbers = first.train.tolist()
+    (target,) = tmp_path.glob(f"*.{kind}")
+    good = target.read_bytes()
+    record = json.loads(good.partition(b"\n")[2]) if kind == "tokenizer" else {}
+    odd = [{"train": {"tokens": 2**80, "sha256": ""}}, {"train": None}, {"tokenizer": 5}]
+    crafted = [json.dumps(record | part).encode() + b"\n" for part in odd]
+    for content in (*payloads(tmp_path), *ODD, *crafted, good[:-9], good[:65] + good[66:]):
+        put(target, content, fitting)
+        damaged = []
+        again = tokenize(text, 300, tmp_path, damaged)
+        assert again.train.tolist() == numbers and again.tokenizer == first.tokenizer
+        assert len(damaged) == 1 and target.name[:-9] in damaged[0], content[:40]
+        assert target.read_bytes() == good
+    assert not (tmp_path / MARK).exists()
 
 
 EXECUTING = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}

@@ -73,7 +73,7 @@ def test_the_most_frequent_characters_have_numbers_and_all_others_have_one():
 
 
 def test_windows_have_their_share_of_every_article_and_the_held_out_text_decides_nothing():
-    text = Text("a" * 50 + "b" * 50 + "c" * 50, "z" * 30, "three")
+    text = Text.of("a" * 50 + "b" * 50 + "c" * 50, "z" * 30, "three")
     found = CharacterWindows.of(text, 10, 4, 6, 3)
     assert found.train.shape == (6, 5) and found.held_out.shape == (3, 5)
     assert {found.characters.decode(row[:1]) for row in found.train} == {"a", "b", "c"}
@@ -236,6 +236,6 @@ def test_quick_is_smaller_but_for_what_was_given():
 
 
 def test_a_batch_larger_than_the_text_is_refused():
-    text = CharacterWindows.of(Text("ab" * 20, "ab" * 20, "short"), 3, 8, 100, 100)
+    text = CharacterWindows.of(Text.of("ab" * 20, "ab" * 20, "short"), 3, 8, 100, 100)
     with pytest.raises(StudyError, match=r"^batch must be at most the number of windows, 4"):
         TINY.model.varied(batch=16).make_problem(text)

@@ -7,10 +7,6 @@ import pytest
 import torch
 from builders import assert_to_rounding
 
-from ipslimit.experiments.settings import StudyError
-from ipslimit.experiments.store import DamagedFile
-from ipslimit.experiments.text.source import check_source, read_text, windows
-from ipslimit.experiments.text.tokens import load_tokens, token_key, tokenize
 from ipslimit.experiments.text.training import Recipe, Trainer, held_out_loss
 from ipslimit.experiments.text.transformer import VARIANTS, Shape, make_decoder, rotate, rotation
 from ipslimit.experiments.text.wikipedia import plain_text, read_dump
@@ -147,57 +143,3 @@ def test_a_dump_gives_its_articles(tmp_path):
     dump = f'<mediawiki xmlns="http://x/">{"".join(pages)}</mediawiki>'
     (tmp_path / "dump.bz2").write_bytes(bz2.compress(dump.encode()))
     assert list(read_dump(tmp_path / "dump.bz2")) == ["One\n\nfirst text", "Two\n\n"]
-
-
-def test_a_file_is_split_by_lines(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text("\n".join(f"line {i}" for i in range(100)), encoding="utf-8")
-    text = read_text(str(file))
-    assert text.source == "text.txt"
-    assert text.train.splitlines() + text.held_out.splitlines() == file.read_text().splitlines()
-    assert 8 <= len(text.held_out.splitlines()) <= 12
-
-
-@pytest.mark.parametrize("suffix", ["tokens", "raw"])
-def test_wikitext_brings_its_own_split(tmp_path, suffix):
-    for part in ("train", "valid", "test"):
-        (tmp_path / f"wiki.{part}.{suffix}").write_text(f" = {part} = \n", encoding="utf-8")
-    check_source(str(tmp_path))
-    text = read_text(str(tmp_path))
-    assert (text.train, text.held_out) == (" = train = \n", " = valid = \n")
-
-
-def test_bad_data_is_named(tmp_path):
-    with pytest.raises(ValueError, match="data must be 'wikipedia', a text file, or a folder"):
-        check_source(str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match=r"folder with wiki\.train\.tokens and wiki\.valid"):
-        check_source(str(tmp_path))
-    (tmp_path / "latin").write_bytes("é\né".encode("latin-1"))
-    with pytest.raises(StudyError, match="must be UTF-8 text; byte 0 is not"):
-        read_text(str(tmp_path / "latin"))
-    (tmp_path / "short").write_text("one line")
-    with pytest.raises(StudyError, match="at least two lines"):
-        read_text(str(tmp_path / "short"))
-
-
-def test_tokens_are_kept_and_give_the_text_back(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    file = tmp_path / "text.txt"
-    file.write_text("".join(f"the {i} naïve 漢字 words\n" for i in range(300)), encoding="utf-8")
-    text = read_text(str(file))
-    made = tokenize(text, 300, tmp_path)
-    tokenizer = tokenizers.Tokenizer.from_str(made.tokenizer)
-    assert tokenizer.decode(made.train) == text.train
-    assert tokenizer.decode(made.held_out) == text.held_out
-    key = token_key(text, 300)
-    assert np.array_equal(load_tokens(tmp_path, key).train, made.train)
-    [path] = tmp_path.glob("tokens-*.npz")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedFile):
-        load_tokens(tmp_path, key)
-    assert np.array_equal(tokenize(text, 300, tmp_path).train, made.train)
-
-
-def test_windows_follow_one_another():
-    found = windows(np.arange(10), 3)
-    assert found.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]

@@ -6,12 +6,12 @@ import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from .baselines import ngram_losses
-from .source import Text, require_windows, spread, windows
+from .source import Part, Text, require_windows, spread, windows
 
 OTHER = 0  # the number of any character that is not listed
 _SHOWN = "\N{WHITE SQUARE}"
@@ -35,9 +35,12 @@ class Characters:
             raise ValueError("listed must name each character once; got one twice.")
 
     @classmethod
-    def of(cls, text: str, size: int) -> Characters:
+    def of(cls, chunks: Iterable[str], size: int) -> Characters:
         """The `size` - 1 most frequent characters of a text; ties by their code points."""
-        frequent = sorted(Counter(text).items(), key=lambda found: (-found[1], found[0]))
+        counts = Counter()
+        for chunk in chunks:
+            counts.update(chunk)
+        frequent = sorted(counts.items(), key=lambda found: (-found[1], found[0]))
         return cls([character for character, _ in frequent[: size - 1]])
 
     def __len__(self) -> int:
@@ -93,8 +96,8 @@ class CharacterWindows:
         StudyError
             If a part is shorter than a window.
         """
-        characters = Characters.of(text.train, size)
-        numbers = [characters.encode(part) for part in (text.train, text.held_out)]
+        characters = Characters.of(text.train.chunks(f"characters of {text.source}"), size)
+        numbers = [_numbers(characters, part) for part in (text.train, text.held_out)]
         require_windows(*numbers, length)
         parts = [
             spread(windows(part, length), count)
@@ -125,3 +128,12 @@ class CharacterWindows:
             "unigram": self.unigram,
             "bigram": self.bigram,
         }
+
+
+def _numbers(characters: Characters, part: Part) -> np.ndarray:
+    """Of every character of a part, in two bytes each: as many as a vocabulary has at most."""
+    numbers, done = np.empty(part.characters, np.uint16), 0
+    for chunk in part.chunks(f"numbers of {part.name}"):
+        numbers[done : done + len(chunk)] = characters.encode(chunk)
+        done += len(chunk)
+    return numbers
