@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipslimit.experiments.backbone.setting import BackboneSetting
-from ipslimit.experiments.boundary.experiment import BoundarySetting
+from ipslimit.experiments.boundary.setting import BoundarySetting
 from ipslimit.experiments.engines import InProcess, OneThread, Processes
 from ipslimit.experiments.frame.experiment import Experiment
 from ipslimit.experiments.frame.fields import (
