@@ -6,11 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from test_own_files import SIGNUM
 from test_reviews import make_imdb
 
 from ipslimit.experiments.cli import COMMANDS, command_class, main
 from ipslimit.experiments.frame.command import Command, ExperimentCommand
 from ipslimit.experiments.studies.command import STUDIES
+from ipslimit.experiments.text.corpus import load_corpus
 
 TEXT = str(Path(__file__).parent / "text.txt")
 
@@ -137,6 +139,60 @@ def test_options_that_all_have_mean_one_thing(name, tmp_path, monkeypatch):
 def kind_of(name):
     studies = {f"study {study.NAME}": study for study in STUDIES}
     return studies.get(name) or CLASSES[name]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_quick_makes_every_command_smaller(name):
+    kind = kind_of(name)
+    size = next(n for n in ("chosen_tol", "sizes", "chosen") if hasattr(kind, n))
+    assert getattr(kind(quick=True), size) != getattr(kind(), size)
+
+
+@pytest.fixture
+def names_of_runs(monkeypatch, tmp_path):
+    """What the runs of a command are called, as another process would call them."""
+    asked = []
+    monkeypatch.setattr(Command, "run", lambda self: asked.append(self))
+
+    def found(arguments):
+        load_corpus.cache_clear()
+        main([*arguments, "--out", str(tmp_path / "out")])
+        experiment = asked[-1].experiment()
+        return {experiment.path(cell).name for cell in experiment.cells()}
+
+    return found
+
+
+# those that read what they train on
+@pytest.mark.parametrize("name", ["language", "rebalance"])
+def test_runs_are_named_by_what_is_read_and_not_by_where_it_lies(name, names_of_runs, tmp_path):
+    if name == "rebalance":
+        pytest.importorskip("tokenizers")
+
+    def names(place):
+        data = f"imdb:{place}" if name in ("boundary", "backbone") else str(place / "text.txt")
+        return names_of_runs([data if part == TEXT else part for part in tiny(name, data)])
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        make_imdb(place)
+        (place / "text.txt").write_text(Path(TEXT).read_text())
+    first = names(here)
+    assert names(there) == first
+    for file in (here / "text.txt", here / "train" / "neg" / "3_2.txt"):
+        file.write_text(file.read_text().replace("e", "a"))
+    # in a study of particles no text is read
+    assert {run for run in names(here) & first if "particles" not in run} == set()
+
+
+def test_a_rule_that_is_rewritten_under_its_name_is_another(names_of_runs, tmp_path):
+    file = tmp_path / "mine.py"
+    arguments = " ".join(tiny("gauge", "")).replace("--eps 0.1", f"--rule {file}:Signum").split()
+    names = []
+    for content in (SIGNUM, SIGNUM.replace("sign()", "sign() * 0.5")):
+        file.write_text(content)
+        names.append(names_of_runs(arguments))
+    assert not names[0] & names[1]
 
 
 @pytest.mark.parametrize("name", EVERY)

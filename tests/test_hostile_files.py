@@ -1,6 +1,7 @@
 """Files of other content where results and checkpoints are read: nothing in them is executed."""
 
 import ast
+import functools
 import io
 import json
 import os
@@ -254,40 +255,46 @@ class TestRebalance:
             found = runs.run(1, progress=False)
             return runs, {cell: {**c, "seconds": None} for cell, c in found.items()}
 
-        return folder, run, run()[1]
+        return folder, run, *run()
+
+    def all_are_told(self, ran, contents):
+        """Every checkpoint is refused where arms would start from it; the last is made again."""
+        folder, run, runs, first = ran
+        (target,) = folder.glob("*.checkpoint")
+        tasks = [runs.task(cell) for cell in runs.cells()]
+        (base,) = [task for task in tasks if task.intact]
+        assert base.intact()
+        for write in contents:
+            write(target)
+            with pytest.raises(DamagedFile, match=target.name):
+                base.intact()
+        # what makes the checkpoint needed
+        next(folder / task.file for task in tasks if task.after).unlink()
+        again, found = run()
+        assert found == first
+        assert any(target.name in text for text in again.damaged)
+        assert base.intact()
 
     @pytest.mark.parametrize("fitting", [False, True])
     def test_hostile_files_are_reported_and_made_again(self, ran, tmp_path, fitting):
-        folder, run, first = ran
-        (target,) = folder.glob("*.checkpoint")
-        arm = next(folder.glob("*-control-*.json"))  # what makes the checkpoint needed
+        (target,) = ran[0].glob("*.checkpoint")
         good = target.read_bytes()
-        for content in (*payloads(tmp_path), *ODD, good[:-9], good[:65] + good[66:]):
-            put(target, content, fitting)
-            arm.unlink()
-            runs, found = run()
-            assert found == first
-            assert any(target.name in text for text in runs.damaged), content[:40]
+        contents = (*payloads(tmp_path), *ODD, good[:-9], good[:65] + good[66:])
+        puts = [functools.partial(put, content=c, fitting=fitting) for c in contents]
+        self.all_are_told(ran, puts)
         assert not (tmp_path / MARK).exists()
 
     def test_a_checkpoint_of_other_settings_is_reported(self, ran):
-        folder, run, first = ran
-        (target,) = folder.glob("*.checkpoint")
+        (target,) = ran[0].glob("*.checkpoint")
         content = torch.load(io.BytesIO(target.read_bytes()[65:]), weights_only=True)
-        for name, value in {
-            "seed": 7,
-            "step": -1,
-            "shape": {},
-            "model": {},
-            "optimizer": None,
-        }.items():
+        others = {"seed": 7, "step": -1, "shape": {}, "model": {}, "optimizer": None}
+
+        def saved(changed):
             file = io.BytesIO()
-            torch.save(content | {name: value}, file)
-            write_blob(target, file.getvalue())
-            next(folder.glob("*-control-*.json")).unlink()
-            runs, found = run()
-            assert found == first
-            assert [target.name in text for text in runs.damaged] == [True], name
+            torch.save(content | changed, file)
+            return functools.partial(write_blob, content=file.getvalue())
+
+        self.all_are_told(ran, [saved({name: value}) for name, value in others.items()])
 
 
 @pytest.mark.parametrize("fitting", [False, True])

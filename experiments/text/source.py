@@ -193,7 +193,7 @@ def _split_lines(path: Path) -> Text:
     """The last whole lines of a file, about a tenth of its characters, are held out."""
     whole = _whole(path)
     lines, ended = 0, False
-    for chunk in whole.chunks():
+    for chunk in whole.chunks(f"lines of {path.name}"):
         lines, ended = lines + chunk.count("\n"), chunk.endswith("\n")
     content = whole.characters - lines  # the end of a line is no character of it
     lines += not ended
