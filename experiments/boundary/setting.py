@@ -206,23 +206,26 @@ class BoundarySetting(Checked):
         return getattr(self, task).plan
 
     def quick(self) -> BoundarySetting:
-        """The lowest and the middle learning rate of one seed, two seeds, at most 200 steps."""
+        """The two higher learning rates with one seed, two seeds, at most 200 steps, one width."""
         reviews = dataclasses.replace(
-            self.reviews, steps=min(200, self.reviews.steps), tuning_seeds=1
+            self.reviews,
+            steps=min(200, self.reviews.steps),
+            lrs=self.reviews.plan.lrs[-2:],
+            tuning_seeds=1,
         )
         language = dataclasses.replace(
             self.language,
             language_steps=min(200, self.language.language_steps),
+            language_lrs=self.language.plan.lrs[-2:],
             language_tuning_seeds=1,
         )
-        width = self.reviews.architecture.width
         return dataclasses.replace(
             self,
             reviews=reviews,
             language=language,
             extensions=0,
             seeds=min(2, self.seeds),
-            widths=(width,),
+            widths=(reviews.architecture.width,),
             width_seeds=1,
             wide=None,
         )

@@ -30,7 +30,7 @@ def windows_of(task: TaskResult) -> Iterator[Window]:
     def window(what: str, low: float, high: float, measured: float, *rejects: str) -> Window:
         return Window(what, low, high, measured, task.task, "; ".join(rejects))
 
-    limits = {"sbo": (0.0, 0.05), "sbo-ema": (0.0, 0.05), "sbo-bare": (0.5, math.inf)}
+    limits = {"sbo": (0.0, 0.05), "sbo-ema": (0.0, 0.05), "sbo-bare": (0.06, math.inf)}
     for method, (low, high) in limits.items():
         if method in runs:
             right = (UNCOMPENSATED, WRONG_SIGN, WRONG_CENTRE)
