@@ -12,6 +12,7 @@ from ipslimit.solvers import LimitRun
 from ipslimit.solvers.limit_memory import SHARE, available
 
 from .engines import Engine
+from .frame.progress import reporting_steps, stage
 from .memory import seeds_that_fit
 from .settings import SweepSetting
 from .store import NUMBER, digest
@@ -46,16 +47,19 @@ def measure_cell(
     depth, count : L and H, which is None for the whole law
     """
     together = seeds_that_fit(study, depth, count, memory)
-    whole = _whole(study, device, depth)
+    with stage(0.0, 1.0 if count is None else 0.0):
+        whole = _whole(study, device, depth)
     setting = study.setting
     further = {"sets": setting.places, "flows": setting.flows}
     if count is None:
         rows = bias_table(whole, limit, **further)
         diverged = int(whole.diverged.sum())
         return {"rows": rows, "weak": [], "seeds": 1, "diverged": diverged, "nonlinearity": []}
-    run = train_seeds(study, device, depth, count, together)
+    trained, responses = _passes(study, count)
+    with stage(0.0, trained / (trained + responses)):
+        run = train_seeds(study, device, depth, count, together)
     predicted, nonlinearity = None, []
-    if study.constant and setting.exact:
+    if responses:
         problem, rule = setting.make_problem(), setting.make_rule()
         predicted = predict_fluctuation(problem, rule, run, device, together)
         nonlinearity = [[*key, value] for key, value in predicted.nonlinearity.items()]
@@ -87,7 +91,9 @@ def train_seeds(
     seeds = range(1 if count is None else study.sizes.seeds)
     parts = []
     for first in range(0, len(seeds), together):
-        run = _train(study, device, depth, count, seeds=seeds[first : first + together])
+        part = seeds[first : first + together]
+        with stage(first / len(seeds), (first + len(part)) / len(seeds)):
+            run = _train(study, device, depth, count, seeds=part)
         if not study.setting.exact:
             run.units.clear()  # nothing is measured of them
         parts.append(run)
@@ -109,6 +115,7 @@ def _train(
         setting.recorded,
         device=device,
         nodes=setting.nodes,
+        callback=reporting_steps(setting.steps),
     )
 
 
@@ -124,14 +131,19 @@ def memory_of_a_cell(memory: int | None, engine: Engine) -> int | None:
 
 def cell_cost(study: SweepSetting, depth: int, count: int | None) -> int:
     """Numbers touched in a cell, about: what its time is proportional to."""
-    setting, seeds = study.setting, study.sizes.seeds
-    exact, own = setting.exact, {"attention": setting.tokens}
-    stored = setting.stored
-    if count is None:
-        passes = stored
-    else:
-        predicted = 3 * stored if study.constant and exact else 0
-        passes = seeds * ((min(count, stored) if exact else count) + predicted)
+    setting, own = study.setting, {"attention": study.setting.tokens}
+    seeds = 1 if count is None else study.sizes.seeds
+    passes = seeds * sum(_passes(study, count))
     tokens = setting.step_contexts * setting.tokens
     width = sum(setting.d + own.get(family, setting.inner) for family in setting.families)
     return (setting.steps + 1) * depth * passes * tokens * width
+
+
+def _passes(study: SweepSetting, count: int | None) -> tuple[int, int]:
+    """Units of a layer in the training of a seed, and in the responses that predict its errors."""
+    setting, stored = study.setting, study.setting.stored
+    if count is None:
+        return stored, 0
+    if not setting.exact:
+        return count, 0
+    return min(count, stored), 3 * stored if study.constant else 0

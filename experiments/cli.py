@@ -14,9 +14,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import tyro
-
 from ipslimit import __version__
+
+from . import signals
 
 # Where the class of a command is. Only the chosen one is imported: torch alone takes a second.
 COMMANDS = {
@@ -35,7 +35,11 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with signals.handled(signals.leave):
+        _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: list[str]) -> None:
     if arguments[:1] == ["--version"]:
         print(f"ipslimit {__version__}")
         return
@@ -54,7 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, TypeError) as error:
         _leave(2, error)
     try:
-        command.run()
+        with signals.handled(signals.interrupt), signals.not_lost():
+            command.run()
     # all other errors are the program's own, and keep their traceback
     except (StudyError, EngineFailed, CannotWrite, NoRoom) as error:
         _leave(2, error)
@@ -66,8 +71,9 @@ def main(arguments: list[str] | None = None) -> None:
             f"there is not enough memory ({str(error)[-120:]}); finished cells are kept. Choose "
             "smaller sizes, or fewer workers.",
         )
-    except KeyboardInterrupt:
-        _leave(130, "interrupted; finished cells are kept, run the same command again to resume")
+    except KeyboardInterrupt as interrupt:
+        number = signals.number_of(interrupt)
+        _leave(signals.status(number), signals.told(number))
 
 
 def command_class(name: str) -> type:
@@ -87,6 +93,9 @@ def _stand_in(name: str) -> type:
 
 def _parsed(arguments: list[str]):
     """The command that the arguments ask for."""
+    # it takes a moment to import, in which an interrupt is to end in one line already
+    import tyro
+
     needed = [word for word in arguments if word in COMMANDS][:1]
     if any(word.startswith("--tyro-") for word in arguments):  # a shell's completion: of all
         needed = COMMANDS

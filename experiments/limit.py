@@ -1,24 +1,39 @@
-"""`solve_limit`, showing on a terminal how far it has come."""
+"""`solve_limit`, showing on a terminal how far it has come, and its answer kept for a resume."""
 
 from __future__ import annotations
 
 import functools
+import io
 import multiprocessing
+from collections.abc import Callable
 
+import torch
 from tqdm import tqdm
 
-from ipslimit import solvers
+from ipslimit import Rule, solvers
+from ipslimit.model.training_problem import TrainingProblem
+from ipslimit.solvers.limit_state import restored, state_of
+
+from .frame.own import digest_of
+from .frame.progress import report
+from .settings import Setting
+from .store import Cells, DamagedFile, cell_file, read_blob, write_blob
 
 BAR = "limit{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
 # Seconds before a bar appears, since most solves are over by then, and between its changes.
 PATIENCE, INTERVAL = 2.0, 0.1
 
 
+# Grids of a solve, at least: two pairs of one and its halving.
+GRIDS = 3
+
+
 @functools.wraps(solvers.solve_limit)
 def solve_limit(*arguments, **options) -> solvers.LimitRun:
+    told = _Reporter()
     # workers would write over each other
     if multiprocessing.parent_process() is not None:
-        return solvers.solve_limit(*arguments, **options)
+        return solvers.solve_limit(*arguments, **options, progress=told)
     bar = tqdm(
         total=1.0,
         disable=None,
@@ -29,11 +44,100 @@ def solve_limit(*arguments, **options) -> solvers.LimitRun:
         bar_format=BAR,
     )
     with bar:
-        progress = None if bar.disable else functools.partial(_show, bar)
-        return solvers.solve_limit(*arguments, **options, progress=progress)
+
+        def show(step: int, elements: int, share: float) -> None:
+            told(step, elements, share)
+            if not bar.disable:
+                _show(bar, step, elements, share)
+
+        return solvers.solve_limit(*arguments, **options, progress=show)
+
+
+class _Reporter:
+    """Reports of the task that solves: as if its grids were as few as can be, for more may come."""
+
+    def __init__(self):
+        self._first = self._elements = 0
+        self._before = self._share = 0.0  # work on grids before, and the share of this one
+
+    def __call__(self, step: int, elements: int, share: float) -> None:
+        self._first = self._first or elements
+        if elements != self._elements or share < self._share:
+            self._before += self._elements
+        self._elements, self._share = elements, share
+        planned = self._first * (2**GRIDS - 1)
+        report(min(planned, self._before + share * elements), planned)
+
+
+def settings_key(setting: Setting) -> list:
+    """All that decides a limit's problem and rule: the settings, and of what class they are.
+
+    Of one that a file of the user's defines the text counts, not its name alone.
+    """
+    kind = type(setting)
+    return [kind.__name__, setting.key, *filter(None, [digest_of(kind)])]
 
 
 def _show(bar: tqdm, step: int, elements: int, share: float) -> None:
     """Share of the grid that is solved; every grid begins anew."""
     bar.set_description_str(f" on a grid of {elements}, step {step}", refresh=False)
     bar.update(share - bar.n)
+
+
+class KeptLimit:
+    """A solved limit that many cells are compared with, in their folder while one is missing.
+
+    It is as large as all units at all depths, so it goes when the last cell is there.
+
+    Parameters
+    ----------
+    cells : Cells
+        Where it lies; damage is told in its `damaged`.
+    key : tuple
+        All that decides it, in plain types.
+    """
+
+    def __init__(self, cells: Cells, *key: object):
+        self._cells, self.path = cells, cells.folder / cell_file("limit", *key, suffix="solved")
+
+    def found(
+        self,
+        problem: TrainingProblem,
+        rule: Rule,
+        device: torch.device | str,
+        solve: Callable[[], solvers.LimitRun],
+    ) -> solvers.LimitRun:
+        """What an earlier run has solved for, or else what `solve` gives, which is kept.
+
+        Raises
+        ------
+        CannotWrite
+        """
+        try:
+            run = self._read(problem, rule, device)
+        except DamagedFile as damage:
+            self._cells.damaged.append(f"{damage}: computed again")
+            run = None
+        if run is None:
+            run, file = solve(), io.BytesIO()
+            torch.save(state_of(run), file)
+            write_blob(self.path, file.getbuffer())
+        return run
+
+    def drop(self) -> None:
+        """Remove it, when no cell needs it any more."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(
+        self, problem: TrainingProblem, rule: Rule, device: torch.device | str
+    ) -> solvers.LimitRun | None:
+        content = read_blob(self.path)
+        if content is None:
+            return None
+        try:
+            state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+            return restored(state, problem, rule)
+        # torch and its unpickler raise nearly anything on bytes that are no checkpoint
+        except (Exception, RecursionError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise DamagedFile(f"{self.path.name} does not hold a limit ({reason})") from None

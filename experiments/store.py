@@ -121,15 +121,19 @@ def write_cell(path: Path, value: object) -> None:
     write_blob(path, json.dumps(value, separators=(",", ":")).encode(), end=b"\n")
 
 
-def write_blob(path: Path, content: bytes, end: bytes = b"") -> None:
+def write_blob(path: Path, content: bytes | memoryview, end: bytes = b"") -> None:
     """Any content behind a checksum of it and of the file's name."""
     with replacing(path, "wb") as file:
-        file.write(_checksum(path, content).encode() + b"\n" + content + end)
+        file.write(_checksum(path, content).encode() + b"\n")
+        file.write(content)
+        file.write(end)
 
 
-def _checksum(path: Path, content: bytes) -> str:
+def _checksum(path: Path, content: bytes | memoryview) -> str:
     # with the name, which tells the configuration: a file under another name is another result
-    return hashlib.sha256(path.name.encode() + b"\n" + content).hexdigest()
+    sum_of_both = hashlib.sha256(path.name.encode() + b"\n")
+    sum_of_both.update(content)
+    return sum_of_both.hexdigest()
 
 
 def read_cell(path: Path, form: object = None) -> object | None:
@@ -243,9 +247,9 @@ class Cells:
             return None
 
 
-def cell_file(name: str, *key: object) -> str:
+def cell_file(name: str, *key: object, suffix: str = "json") -> str:
     """The file of a cell: `key` is all that decides it, in plain types."""
-    return f"{name}-{digest(FORMAT, name, *key)}.json"
+    return f"{name}-{digest(FORMAT, name, *key)}.{suffix}"
 
 
 def digest(*parts: object) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from ipslimit.checks import resolve_device
-from ipslimit.measure.errors import quadrature_table
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
-from ipslimit.measure.parameters import theta_names
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun
 
@@ -21,33 +18,18 @@ from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_ce
 from .engines import Engine, choose_engine
 from .frame import runner
 from .frame.outcome import Outcome, drawing
-from .frame.own import digest_of
 from .frame.task import Task
-from .limit import solve_limit
+from .limit import KeptLimit, settings_key, solve_limit
+from .limit_cell import limit_form, limit_summary, thetas
 from .memory import most_nodes, seeds_that_fit
 from .provenance import provenance
 from .settings import StudyError, SweepSetting
-from .store import NUMBER, Cells, digest, write_cell
+from .store import Cells, digest, write_cell
 
 # Of a sampled law's nodes: the one that errors are measured from, and three others.
 SCRAMBLINGS = 4
 COLUMNS = ["step", "variable", "term", "norm", "set", "L", "H", "seed", "error"]
 WEAK_COLUMNS = ["step", "variable", "set", "L", "H", "seeds", "error", "standard_error"]
-# The limit's summary, as it is kept, but for the errors of theta: a list of lists by variable.
-LIMIT_FORM = {
-    "error": NUMBER,
-    "errors": [list],
-    "status": str,
-    "message": str,
-    "elements": int,
-    "nodes": int,
-    "quadrature_error": NUMBER,
-    "loss": [NUMBER],
-    "quadrature": [
-        dict.fromkeys(("variable", "term", "norm", "set"), str)
-        | {"step": int, "seed": int, "error": NUMBER}
-    ],
-}
 # Exponents that are proved at initialisation: (term, in) -> exponent. After training the theorem
 # bounds the fluctuation by L^-1/3 H^-1/2; whether that is sharp is what is being measured.
 AT_INITIALISATION = {("bias", "L"): -1.0, ("fluctuation", "L"): -0.5, ("fluctuation", "H"): -0.5}
@@ -176,13 +158,12 @@ class Sweep:
         self.device = resolve_device(device)
         self.engine, self.memory = engine, memory
         self.cells = Cells(Path(folder) / "cells")
-        kind = type(study.setting)
-        setting = [kind.__name__, study.setting.key]
-        setting += filter(None, [digest_of(kind)])  # one that the user's own file defines
+        setting = settings_key(study.setting)
         # its errors are those at the depths of the sizes' layers
         depths = study.sizes.all_depths
         self._limit_path = self.cells.path("limit", setting, study.tol, depths)
         self._limit: dict | None = None  # its summary
+        self._solved = KeptLimit(self.cells, setting, study.tol, SCRAMBLINGS)
         sizes = study.sizes
         self._key = (setting, study.tol, sizes.seeds, sizes.root_seed, study.constant)
 
@@ -203,6 +184,7 @@ class Sweep:
             self.cells,
             self._chosen_engine,
             self._prepare,
+            finished=self._solved.drop,
             preparing="limit",
             lock=f"sweep-{digest(*self._key)}",
         )
@@ -210,10 +192,10 @@ class Sweep:
     def result(self, contents: dict[tuple[int, int | None], dict]) -> SweepResult:
         """What the contents of all cells say."""
         if self._limit is None:  # no cell was missing
-            form = LIMIT_FORM | {name: [list] for name in self._thetas}
-            self._limit = self.cells.read(self._limit_path, form)
+            self._limit = self._kept_limit
         if self._limit is None:
-            self._solve_limit(memory_of_a_cell(self.memory, self._chosen_engine(0.0)))
+            self._solved_limit(memory_of_a_cell(self.memory, self._chosen_engine(0.0)))
+            self._solved.drop()
         return self._collect([contents[cell] for cell in self._cells()], self._limit)
 
     def _task(self, depth: int, count: int | None, cost: float) -> Task:
@@ -233,7 +215,7 @@ class Sweep:
         memory = memory_of_a_cell(self.memory, engine)
         for cell in missing if memory is not None else ():
             seeds_that_fit(self.study, *cell, memory)  # refused before anything is computed
-        limit = self._solve_limit(memory)
+        limit = self._solved_limit(memory)
         memory = memory_of_a_cell(self.memory, engine)  # less of it is free now
         # over the nodes of the limit, which may be more than asked for
         setting = self.study.setting.varied(nodes=self._limit["nodes"])
@@ -274,7 +256,7 @@ class Sweep:
         # an error that grows with training must not be the floor of the steps before it
         floors = {(step, variable): error for step, variable, error in limit["errors"]}
         # nor that of theta at one depth the floor of it at another
-        for name in self._thetas:
+        for name in thetas(self.study.setting):
             for step, *errors in limit[name]:
                 floors[step, name] = dict(errors)
         fits = fit_rates(rows, reference_error=floors)
@@ -284,45 +266,30 @@ class Sweep:
         trends, damaged = constant_trends(rows), self.cells.damaged
         return SweepResult(rows, weak, fits, constant, trends, limit, runs, damaged, tied)
 
-    def _solve_limit(self, memory: int | None) -> LimitRun:
-        """The limit; its summary is kept."""
+    def _solved_limit(self, memory: int | None) -> LimitRun:
+        """The limit, which an earlier run may have solved for; its summary is kept."""
         setting, quadrature = self.study.setting, self.study.setting.quadrature()
         if memory is not None:
             quadrature["max_nodes"] = most_nodes(self.study, memory)
-        run = solve_limit(
-            setting.make_problem(),
-            setting.make_rule(),
-            setting.steps,
-            self.study.tol,
-            setting.recorded,
-            self.device,
-            scramblings=SCRAMBLINGS,
-            **quadrature,
-        )
-        if run.status == "diverged" or not math.isfinite(run.error):
-            raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
-        depths = self.study.sizes.all_depths
-        theta = {name: _theta_errors(run, name, depths) for name in self._thetas}
-        self._limit = {
-            "error": run.error,
-            "errors": _limit_errors(run, bool(setting.probes), theta),
-            **theta,
-            "status": run.status,
-            "message": run.message,
-            "elements": run.grid.elements,
-            "nodes": run.nodes,
-            "quadrature_error": run.quadrature_error,
-            "quadrature": quadrature_table(run),
-            "loss": run.loss.tolist(),
-            **({"notes": run.notes} if run.notes else {}),
-        }
-        write_cell(self._limit_path, self._limit)
+        given = setting.make_problem(), setting.make_rule()
+
+        def solve() -> LimitRun:
+            further = setting.steps, self.study.tol, setting.recorded, self.device
+            run = solve_limit(*given, *further, scramblings=SCRAMBLINGS, **quadrature)
+            if run.status == "diverged" or not math.isfinite(run.error):
+                raise StudyError(f"the limit of this study cannot be compared with: {run.message}")
+            return run
+
+        run = self._solved.found(*given, self.device, solve)
+        self._limit = limit_summary(run, setting, self.study.sizes.all_depths)
+        if self._kept_limit != self._limit:
+            write_cell(self._limit_path, self._limit)
         return run
 
-    @property
-    def _thetas(self) -> tuple[str, ...]:
-        """What the parameters of each family are called as a variable."""
-        return tuple(theta_names(self.study.setting.families).values())
+    @functools.cached_property
+    def _kept_limit(self) -> dict | None:
+        """The summary that was found; read once, so that damage is told once."""
+        return self.cells.read(self._limit_path, limit_form(self.study.setting))
 
     def _cells(self) -> list[tuple[int, int | None]]:
         cells = self.study.sizes.cells
@@ -334,39 +301,6 @@ def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> lis
     """Several sweeps behind one progress bar, which shows the time left of them all."""
     contents = runner.run(name, [sweep.work() for sweep in sweeps], progress)
     return [sweep.result(cells) for sweep, cells in zip(sweeps, contents, strict=True)]
-
-
-def _theta_errors(run: LimitRun, name: str, depths: Sequence[int]) -> list[list]:
-    """[step, [depth, estimated largest error of theta at the layers of a model of this depth], ..].
-
-    `name` is theta, or that of one family. Only layers are compared: elsewhere, between two nodes
-    of the grid, units may be known much less well.
-    """
-    errors = []
-    for step in run.steps:
-        errors.append([step])
-        for depth in depths:
-            layers = torch.arange(depth, dtype=torch.float64) / depth
-            errors[-1].append([depth, float(run.error_at(name, step, layers).max())])
-    return errors
-
-
-def _limit_errors(run: LimitRun, probes: bool, theta: dict[str, list[list]]) -> list[list]:
-    """[step, variable, estimated largest error on training and probe contexts].
-
-    Of theta the largest of all depths, `_theta_errors`.
-    """
-    names = {"x": ["x"], "p": ["p"]}
-    if probes:
-        names = {"x": ["x", "probe_x"], "p": ["p", "probe_p"]}
-    errors = []
-    for i, step in enumerate(run.steps):
-        for variable, parts in names.items():
-            found = [float(run.error_at(name, step, run.grid.nodes).max()) for name in parts]
-            errors.append([step, variable, max(found)])
-        for name, found in theta.items():
-            errors.append([step, name, max(error for _, error in found[i][1:])])
-    return errors
 
 
 def outcome(

@@ -18,7 +18,7 @@ from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.settings import Setting
 from ipslimit.experiments.store import write_cell
-from ipslimit.experiments.studies import scaling, uniform
+from ipslimit.experiments.studies import beside, scaling, uniform
 from ipslimit.experiments.studies.base import ClauseStudy
 from ipslimit.experiments.studies.chaos_cells import LawSetting
 from ipslimit.experiments.studies.command import STUDIES
@@ -193,8 +193,9 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
 
 @pytest.mark.parametrize("name, module", [("uniform", uniform), ("scaling", scaling)])
 def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, name, module):
-    calls = []
-    original = module.train_particles
+    calls, solves = [], []
+    original, solve = module.train_particles, beside.solve_limit
+    monkeypatch.setattr(beside, "solve_limit", lambda *a, **o: solves.append(a) or solve(*a, **o))
 
     def killed_at_the_third(*arguments, **options):
         calls.append(arguments)
@@ -205,11 +206,13 @@ def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, nam
     monkeypatch.setattr(module, "train_particles", killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         small(name, tmp_path).find(progress=False)
-    done = {path.name for path in (tmp_path / "cells").iterdir()}
+    done = {path.name for path in (tmp_path / "cells").glob("*.json")}
     assert len(done) == 2
     monkeypatch.setattr(module, "train_particles", original)
     small(name, tmp_path).find(progress=False)
     assert done < {path.name for path in (tmp_path / "cells").iterdir()}
+    assert len(solves) == (name == "uniform")  # its limit had been solved for
+    assert not list((tmp_path / "cells").glob("*.solved"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from ..signals import deferred
 from .engine import Engine, EngineFailed
 
 # Workers that die (killed, out of memory) are replaced so many times without a task finishing.
@@ -91,7 +92,8 @@ class Processes(Engine):
                 self.workers, multiprocessing.get_context("spawn"), _start_worker
             )
         try:
-            futures = {self._pool.submit(_call, work, task): key for key, task in tasks.items()}
+            with deferred():
+                futures = {self._pool.submit(_call, work, task): key for key, task in tasks.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
@@ -138,7 +140,7 @@ def _sent(function: Callable, shared: tuple) -> Iterator[str]:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt needs no traceback from here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
 

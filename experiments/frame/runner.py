@@ -10,10 +10,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from ..engines import Engine, compute
 from ..store import Cells, DamagedFile, digest, read_cell, write_cell
+from .progress import Place, Progress, reporting
 from .task import Task
 
 _log = logging.getLogger("ipslimit")
@@ -39,6 +39,8 @@ class Work:
         goes to every worker once and stands first among the arguments of every task.
     preparing : str
         What the bar says meanwhile.
+    finished : callable
+        Called when all results are there, to remove what was kept for tasks alone.
     lock : str, optional
         Works of one lock in one folder wait for each other; by default those of the same tasks.
     """
@@ -48,6 +50,7 @@ class Work:
     engine: Callable[[float], Engine]
     prepare: Callable[[list, Engine], tuple] = lambda missing, engine: ()
     preparing: str = ""
+    finished: Callable[[], object] = lambda: None
     lock: str | None = None
 
     @property
@@ -73,7 +76,7 @@ def run(name: str, works: Sequence[Work], progress: bool = True) -> list[dict[Ha
         found = sum(
             work.tasks[key].cost for work, done in zip(works, kept, strict=True) for key in done
         )
-        with progress_bar(total, found, name, progress) as bar:
+        with Progress(total, found, name, progress) as bar:
             return [
                 _finished(work, done, bar, held) for work, done in zip(works, kept, strict=True)
             ]
@@ -96,40 +99,50 @@ def _kept(tasks: dict[Hashable, Task], cells: Cells) -> dict[Hashable, dict]:
 
 
 def _finished(
-    work: Work, done: dict[Hashable, dict], bar: tqdm, held: contextlib.ExitStack
+    work: Work, done: dict[Hashable, dict], bar: Progress, held: contextlib.ExitStack
 ) -> dict[Hashable, dict]:
     """The results of all tasks, of which those of `done` were found; `held` closes the engine."""
     missing = [key for key in work.tasks if key not in done]
     if missing:
         engine = work.engine(sum(work.tasks[key].seconds for key in missing))
         held.callback(engine.close)
-        bar.set_postfix_str(work.preparing)
+        bar.say(work.preparing)
         shared = work.prepare(missing, engine)
-        bar.set_postfix_str("" if engine.workers == 1 else f"{engine.workers} workers")
+        bar.say("" if engine.workers == 1 else f"{engine.workers} workers")
         order = TopologicalSorter({key: task.after for key, task in work.tasks.items()})
         order.prepare()
-        while order.is_active():
-            ready = order.get_ready()
-            wave = {key: work.tasks[key] for key in ready if key not in done}
-            for key, content in _compute(wave, shared, done, engine, work.cells.folder):
-                done[key] = content
-                bar.update(work.tasks[key].cost)
-            order.done(*ready)
+        costs = {key: work.tasks[key].cost for key in missing}
+        file = work.lock_path.with_suffix(".progress") if engine.shares_files else None
+        with bar.of(costs, file) as places:
+            while order.is_active():
+                ready = order.get_ready()
+                wave = {key: work.tasks[key] for key in ready if key in costs}
+                for key, content in _compute(wave, shared, done, places, engine, work.cells.folder):
+                    done[key] = content
+                    bar.finish(key)
+                order.done(*ready)
+    work.finished()
     return {key: done[key] for key in work.tasks}
 
 
 def _compute(
-    tasks: dict[Hashable, Task], shared: tuple, done: dict, engine: Engine, folder: Path
+    tasks: dict[Hashable, Task],
+    shared: tuple,
+    done: dict,
+    places: dict[Hashable, Place | None],
+    engine: Engine,
+    folder: Path,
 ) -> Iterator[tuple[Hashable, dict]]:
     """The results of tasks that wait for nothing, as they are finished and kept."""
 
-    def call(task: Task) -> tuple:
+    def call(key: Hashable) -> tuple:
+        task = tasks[key]
         path = folder / task.file if engine.shares_files else None
         arguments = (*task.arguments, *(done[first] for first in task.after))
-        return task.function, arguments, path, task.form, task.intact is None
+        return task.function, arguments, path, task.form, task.intact is None, places[key]
 
     groups = dict(enumerate(_grouped(tasks, engine)))
-    calls = {i: ([call(tasks[key]) for key in group],) for i, group in groups.items()}
+    calls = {i: ([call(key) for key in group],) for i, group in groups.items()}
     for i, contents in compute(engine, _call, (shared,), calls) if calls else ():
         for key, content in zip(groups[i], contents, strict=True):
             if not engine.shares_files:
@@ -153,10 +166,11 @@ def _grouped(tasks: dict[Hashable, Task], engine: Engine) -> list[list[Hashable]
 def _call(shared: tuple, calls: list[tuple]) -> list[dict]:
     """Tasks in a worker. A file that is there was written before a worker died, and is read."""
     contents = []
-    for function, arguments, path, form, alone in calls:
+    for function, arguments, path, form, alone, place in calls:
         content = _written(path, form) if path is not None and alone else None
         if content is None:
-            content = function(*shared, *arguments)
+            with reporting(place):
+                content = function(*shared, *arguments)
             if path is not None:
                 write_cell(path, content)
         contents.append(content)
@@ -168,18 +182,6 @@ def _written(path: Path, form: object) -> dict | None:
         return read_cell(path, form)
     except DamagedFile:
         return None
-
-
-def progress_bar(total: float, done: float, name: str, shown: bool = True) -> tqdm:
-    """Percentage, time spent and time left, of a work of which `done` was found finished."""
-    return tqdm(
-        total=total,
-        initial=done,
-        desc=name,
-        disable=not shown,
-        dynamic_ncols=True,
-        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}",
-    )
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from ipslimit import ParticleRun, train_particles
 
+from ..frame.progress import reporting_steps
 from ..limit import solve_limit
 from ..store import NUMBER, finite
 from ..text.characters import CharacterWindows
@@ -98,6 +99,7 @@ def size_run(
         [model.steps],
         device=device,
         evaluate=setting.evaluated,
+        callback=reporting_steps(model.steps),
     )
     found = _losses(run, setting.evaluated) | {"notes": run.notes}
     found["fields"] = run.cost["field"]
@@ -133,6 +135,7 @@ def loss_run(
         exponent,
         device=device,
         evaluate=steps,
+        callback=reporting_steps(model.steps),
     )
     return finite(_losses(run, steps))
 

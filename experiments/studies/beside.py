@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 
+from ipslimit import Problem, Rule
 from ipslimit.solvers import LimitRun
 
 from ..engines import Engine, OneThread
 from ..frame.task import Task
-from ..limit import solve_limit
+from ..limit import KeptLimit, settings_key, solve_limit
 from ..settings import StudyError
+from ..store import Cells
 from .base import ClauseStudy
 
 # L, and H or None for the whole law.
@@ -33,16 +35,21 @@ class BesideLimit(ClauseStudy):
             for heads in (None, *self.sizes.heads)
         }
 
+        cells = Cells(self.folder / "cells")
+        kept = KeptLimit(cells, settings_key(self.setting), self.tol)
+        given = self.setting.make_problem(), self.setting.make_rule()
+
         def limit(missing: list, engine: Engine) -> tuple[LimitRun]:
-            return (self._limit(),)
+            return (kept.found(*given, self.device, lambda: self._limit(*given)),)
 
         done, damaged = self.computed(self.NAME, tasks, progress, limit, OneThread)
-        return {cell: done[cell] for cell in tasks}, damaged
+        kept.drop()
+        return {cell: done[cell] for cell in tasks}, [*damaged, *cells.damaged]
 
-    def _limit(self) -> LimitRun:
+    def _limit(self, problem: Problem, rule: Rule) -> LimitRun:
         setting = self.setting
-        given = setting.make_problem(), setting.make_rule(), setting.steps, self.tol
-        limit = solve_limit(*given, setting.recorded, self.device, **setting.quadrature())
+        given = problem, rule, setting.steps, self.tol, setting.recorded, self.device
+        limit = solve_limit(*given, **setting.quadrature())
         if limit.status == "diverged":
             raise StudyError(f"the limit of this study cannot be compared with: {limit.message}")
         return limit

@@ -24,6 +24,7 @@ from ipslimit import LearningRate, warmup_cosine
 from ipslimit.checks import require_int
 
 from ..frame.fields import Checked, Count, Decay, Natural, NotNegative, Positive, Real
+from ..frame.progress import report
 from ..settings import Flat
 from ..store import DamagedFile
 from .batches import Batch, Batches, WindowBatches
@@ -107,6 +108,7 @@ class TrainingLoop:
                 yield step + 1, loss
                 return
             self.optimizer.step()
+            report(step + 1 - first, count)
             yield step + 1, loss
 
 
