@@ -22,8 +22,9 @@ def uneven_reviews(folder):
 
 
 def small_setting(reviews, **changes):
-    """Both tasks with all methods, of a few steps each; `reviews` is the folder of the reviews."""
+    """Both tasks with four methods, of a few steps each; `reviews` is the folder of the reviews."""
     setting = BoundarySetting(
+        methods=("adamw", "sbo", "sbo-fixed", "centred"),
         reviews=ReviewRuns(
             corpus=CorpusSetting(f"imdb:{reviews}", longest=40, batch=8),
             architecture=Architecture(width=8, layers=1, heads=2, dropout=0.1, word_dropout=0.1),

@@ -32,8 +32,8 @@ def outside(reviews, tmp_path):
         runs = dataclasses.replace(
             setting.reviews,
             architecture=architecture,
-            steps=25,
-            evaluate=25,
+            steps=12,
+            evaluate=12,
             lrs=(1e-2,),
             tuning_seeds=1,
         )

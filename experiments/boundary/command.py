@@ -23,8 +23,8 @@ class BoundaryCommand(ExperimentCommand):
 
     setting: Annotated[BoundarySetting, Flat] = BoundarySetting()
     quick: bool = False
-    """Two learning rates tried with one seed, two seeds, at most 200 steps: some minutes, which show
-    how boundaries move and decide nothing between methods."""
+    """Two learning rates tried with one seed, two seeds, at most 200 steps: some minutes, which
+    show how boundaries move and decide nothing between methods."""
 
     EXPERIMENT = BoundaryExperiment
     NAME = EXPERIMENT.NAME
