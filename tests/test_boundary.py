@@ -362,7 +362,10 @@ def reviews_with(**changes):
         (reviews_with(architecture=Architecture(width=10)), "width must be a multiple of heads"),
         (reviews_with(corpus=CorpusSetting("reviews")), "data must be"),
         ({"language": LanguageRuns(language_width=66)}, "language_width must be a multiple of"),
-        ({"language": LanguageRuns(language_data="no such file")}, "data must be 'wikipedia'"),
+        (
+            {"language": LanguageRuns(language_data="no such file")},
+            "language_data must be 'wikipedia'",
+        ),
     ],
 )
 def test_bad_settings_are_named(change, message):

@@ -125,7 +125,7 @@ class LanguageRuns(Checked):
     """Decoupled weight decay of the language model; affine biases have none."""
 
     def check(self) -> None:
-        check_source(self.language_data)
+        check_source(self.language_data, "language_data")
         super().check()
         if self.language_width % self.language_heads:
             usual = self.language_heads * max(1, self.language_width // self.language_heads)
