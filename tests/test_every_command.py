@@ -51,8 +51,8 @@ def tiny(name, reviews):
         "compare": f"compare --quick {problem} --probes 0 --steps 1 --eps 0.1 --tol 1e-2 --depth 2 "
         "--heads 2 --against sgd",
         "scaling": f"study scaling --quick {problem} --depths 2 4 8 --seeds 3",
-        "boundary": f"boundary {text} --quick --steps 2 --evaluate 2 --methods adamw --widths 8 "
-        "--early 1",
+        "boundary": f"boundary {text} --quick --tasks reviews --steps 2 --evaluate 2 "
+        "--methods adamw --widths 8 --early 1",
         "backbone": f"backbone {text} --steps 8 --every 1 --window 3 --seeds 1 --beta2 0.9 "
         "--depths 2 --particle-heads 3 --particle-seeds 2 --particle-steps 8 --max-elements 32",
         "rebalance": f"rebalance --data {TEXT} --quick --steps 4 --resumed-steps 4 "

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipslimit.experiments.backbone.setting import BackboneSetting
-from ipslimit.experiments.boundary.experiment import BoundarySetting
+from ipslimit.experiments.boundary.setting import BoundarySetting
 from ipslimit.experiments.engines import InProcess, OneThread, Processes
 from ipslimit.experiments.frame.experiment import Experiment
 from ipslimit.experiments.frame.fields import (
@@ -273,15 +273,17 @@ def test_quick_is_a_smaller_setting_of_the_same_kind(setting):
 
 
 def test_a_window_holds_what_is_measured_inside_it():
-    inside = Window("x", -0.1, 0.1, 0.05)
+    inside = Window("x", -0.1, 0.1, 0.05, rejects="another rule")
     assert inside.inside and inside.expected == "-0.1 .. 0.1"
     assert Window("x", 1.0, float("inf"), 1.0).expected == ">= 1"
     assert Window("x", float("-inf"), 1e-5, 1.0).expected == "<= 1e-05"
-    assert not Window("x", -0.1, 0.1, None).inside
+    missing = Window("x", -0.1, 0.1, None)
+    assert not missing.inside and "not measured, expected -0.1 .. 0.1: OUTSIDE" in missing.text()
     assert inside.as_dict() == {
         "what": "x",
         "low": -0.1,
         "high": 0.1,
         "measured": 0.05,
         "inside": True,
+        "rejects": "another rule",
     }

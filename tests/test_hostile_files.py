@@ -14,15 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_boundary import small_setting, uneven_reviews
 
 from ipslimit.experiments import cells as sweep_cells
 from ipslimit.experiments.backbone.experiment import BackboneCell, BackboneExperiment
 from ipslimit.experiments.backbone.setting import BackboneSetting
-from ipslimit.experiments.boundary.experiment import (
-    BoundaryCell,
-    BoundaryExperiment,
-    BoundarySetting,
-)
+from ipslimit.experiments.boundary.experiment import BoundaryCell, BoundaryExperiment
 from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.experiments.store import (
     Cells,
@@ -206,9 +203,10 @@ def test_hostile_cells_of_a_sweep_are_reported_and_computed_again(swept, tmp_pat
 
 @pytest.mark.parametrize("fitting", [False, True])
 def test_hostile_cells_of_other_experiments_are_reported(tmp_path, fitting):
-    boundary = BoundaryExperiment(BoundarySetting(), tmp_path)
+    setting = small_setting(uneven_reviews(tmp_path / "aclImdb"), tasks=("reviews",))
+    boundary = BoundaryExperiment(setting, tmp_path)
     backbone = BackboneExperiment(BackboneSetting(), tmp_path)
-    cell = BoundaryCell("sbo", 1e-3, 64, 5, 0)
+    cell = BoundaryCell("reviews", "sbo", 1e-3, 64, 0)
     tasks = [BackboneCell("text", "sgd", 0), BackboneCell("particles", "sgd")]
     contents = [*payloads(tmp_path), *ODD]
     for content in contents:

@@ -1,180 +1,167 @@
-"""Settings and runs of `ipslimit boundary`."""
+"""Which runs `ipslimit boundary` makes, in rounds: each depends on what the ones before found."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+import os
 
 import numpy as np
 
-from ipslimit import BoundaryProbe
-
 from ..engines import Engine
 from ..frame.experiment import Experiment
-from ..frame.fields import Checked, Count, Distinct, NotNegative, Of, Positive
 from ..frame.task import Task
-from ..settings import Flat
-from ..store import NUMBER
-from ..text.corpus import CorpusSetting, load_corpus
-from ..text.training import evaluate
-from ..text.transformer import Architecture
-from .methods import METHODS
+from ..settings import StudyError
+from ..text.corpus import corpus_key, load_corpus
+from ..text.source import read_text, require_windows
+from ..text.tokens import token_key, tokenize
+from .criteria import CRITERIA
+from .runs import BASELINE_FORM, FORM, BaselineCell, BoundaryCell, run_baselines, run_cell
+from .search import Search, search
+from .setting import BoundarySetting
 
-CURVES = ("R1", "R2", "R3", "energy", "bias", "effective_bias", "drift")
-# What `run_cell` returns, for reading it back.
-FORM = {
-    "summary": {name: NUMBER for name in CURVES},
-    "median": dict,
-    "key": dict,
-    "curves": {name: [NUMBER] for name in CURVES},
-    "loss": [NUMBER],
-    "evaluations": [dict],
-    "diverged_at": (int, type(None)),
-    "corpus": dict,
-}
+Cell = BoundaryCell | BaselineCell
 
 
-@dataclasses.dataclass(frozen=True)
-class BoundarySetting(Checked):
-    """What is trained, how, and how often."""
-
-    corpus: Annotated[CorpusSetting, Flat] = CorpusSetting()
-    architecture: Annotated[Architecture, Flat] = Architecture()
-    methods: Annotated[tuple[Annotated[str, Of(tuple(METHODS))], ...], Distinct()] = tuple(METHODS)
-    """Ways of training, of: adamw, sbo, sbo-ema, centred, bias-lr, sbo-bare."""
-    lrs: Annotated[tuple[Positive, ...], Distinct()] = (1e-3, 3e-3, 1e-2)
-    """Learning rates that every method is tried at; validation chooses one for each."""
-    weight_decay: NotNegative = 0.01
-    """Decoupled weight decay, the same for all methods."""
-    steps: Count = 560
-    """Training steps."""
-    evaluate: Count = 140
-    """Steps between two evaluations (the last step is always one)."""
-    seeds: Count = 5
-    """Seeds of weights and order of batches, shared by the methods."""
-    widths: Annotated[tuple[Count, ...], Distinct()] = (64, 128, 256)
-    """Widths at which R2 is measured early in training."""
-    early: Count = 20
-    """Steps of those runs."""
-
-    def check(self) -> None:
-        super().check()
-        for width in self.widths:
-            self.architecture.require_heads("widths", width)
-
-    def quick(self) -> BoundarySetting:
-        """One learning rate and three seeds."""
-        return dataclasses.replace(self, lrs=(3e-3,), seeds=3)
+def tuning_cells(setting: BoundarySetting, task: str, method: str, lr: float) -> list[BoundaryCell]:
+    """The runs whose validation says how good a learning rate is for a method."""
+    return seed_cells(setting, task, method, lr)[: setting.plan(task).tuning_seeds]
 
 
-@dataclasses.dataclass(frozen=True)
-class BoundaryCell:
-    """One run: a method at a learning rate, a width, a number of steps and a seed."""
-
-    method: str
-    lr: float
-    width: int
-    steps: int
-    seed: int
+def seed_cells(setting: BoundarySetting, task: str, method: str, lr: float) -> list[BoundaryCell]:
+    """The runs of all seeds of a method at a learning rate."""
+    width = setting.plan(task).width
+    return [BoundaryCell(task, method, lr, width, seed) for seed in range(setting.seeds)]
 
 
-def early_cells(setting: BoundarySetting) -> list[BoundaryCell]:
-    """The short runs of AdamW at several widths."""
-    # at the middle learning rate: R2 does not depend on it but through the state it leads to
-    lr = sorted(setting.lrs)[len(setting.lrs) // 2]
-    return [
-        BoundaryCell("adamw", lr, width, setting.early, seed)
-        for width in sorted(setting.widths, reverse=True)
-        for seed in range(setting.seeds)
-    ]
+def width_cells(setting: BoundarySetting) -> dict[int, list[BoundaryCell]]:
+    """The runs of AdamW on reviews by their width.
 
-
-def run_cell(setting: BoundarySetting, cell: BoundaryCell) -> dict:
-    """Train, and return plain numbers.
-
-    Returns
-    -------
-    dict
-        "summary": the probe's, over all steps; "median": with medians over steps and layers
-        instead of means; "key": R1, R2, R3 of the key projections, apart; "curves": name -> one
-        number a step, the mean over the layers that are no key projections (energy: the sum);
-        "loss": of every step's batch; "evaluations": step, accuracy and loss of validation and
-        test; "diverged_at": the first step with a non-finite loss, or None.
+    At the middle learning rate, which larger widths have in proportion to 1 / width.
     """
-    corpus = load_corpus(setting.corpus)
-    architecture = dataclasses.replace(setting.architecture, width=cell.width)
-    model = architecture.make(len(corpus.vocabulary), setting.corpus.longest, cell.seed)
-    training = METHODS[cell.method].make(model, cell.lr, setting.weight_decay)
-    probe = BoundaryProbe(training.model, training.optimizer)
-    training.watchers.append(probe)
-    losses, evaluations, diverged_at = [], [], None
-    for step, loss in training.steps(corpus.train.stream(cell.seed), cell.steps):
-        losses.append(loss)
-        if not np.isfinite(loss):
-            diverged_at = step
-        elif step == cell.steps or step % setting.evaluate == 0:
-            found = {"step": step}
-            for name in ("validation", "test"):
-                for what, value in evaluate(training.model, getattr(corpus, name)).items():
-                    found[f"{name}_{what}"] = value
-            evaluations.append(found)
-    probe.remove()
-    history = probe.history()
+    if "reviews" not in setting.tasks:
+        return {}
+    usual, middle = setting.reviews.plan.width, setting.reviews.plan.middle
+    seeds = dict.fromkeys(setting.widths, setting.width_seeds)
+    if setting.wide is not None:
+        seeds.setdefault(setting.wide, 1)
     return {
-        "summary": probe.summary(statistic=np.mean),
-        "median": probe.summary(),
-        "key": {name: _mean(history[name][:, probe.is_key]) for name in ("R1", "R2", "R3")},
-        "curves": {name: _curve(history[name][:, ~probe.is_key], name) for name in CURVES},
-        "loss": losses,
-        "evaluations": evaluations,
-        "diverged_at": diverged_at,
-        "corpus": corpus.describe(),
+        width: [
+            BoundaryCell("reviews", "adamw", middle * usual / width, width, seed)
+            for seed in range(seeds[width])
+        ]
+        for width in sorted(seeds)
     }
 
 
-def _curve(values: np.ndarray, name: str) -> list[float]:
-    return (values.sum(axis=1) if name == "energy" else values.mean(axis=1)).tolist()
+def searched(setting: BoundarySetting, found: dict[Cell, dict], task: str, method: str) -> Search:
+    """How far the search for a method's learning rate has come with these runs."""
 
+    def score(lr: float) -> tuple[float, ...] | None:
+        runs = [found.get(cell) for cell in tuning_cells(setting, task, method, lr)]
+        return None if None in runs else CRITERIA[task].mean_score(runs)
 
-def _mean(values: np.ndarray) -> float:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if defined.size else float("nan")
+    return search(setting.plan(task).lrs, setting.extensions, score)
 
 
 class BoundaryExperiment(Experiment):
-    """The runs of a `BoundarySetting`."""
+    """The runs of a `BoundarySetting`.
+
+    Attributes
+    ----------
+    found : dict cell -> result
+        What `cells` goes on from: which runs there are depends on it.
+    """
 
     NAME = "boundary"
 
-    def cells(self) -> list[BoundaryCell]:
-        setting, width = self.setting, self.setting.architecture.width
-        runs = [  # the long ones first
-            BoundaryCell(method, lr, width, setting.steps, seed)
-            for seed in range(setting.seeds)
-            for lr in setting.lrs
-            for method in setting.methods
-        ]
-        return runs + early_cells(setting)
+    def __init__(
+        self, setting: BoundarySetting, folder: str | os.PathLike, cache: str | None = None
+    ):
+        super().__init__(setting, folder)
+        self.found: dict[Cell, dict] = {}
+        self._sources, self._keys = {"reviews": ()}, {}
+        if "reviews" in setting.tasks:
+            self._keys["reviews"] = corpus_key(setting.reviews.corpus)
+        if "language" in setting.tasks:
+            runs = setting.language
+            text = read_text(runs.language_data, cache)
+            key = token_key(text, runs.language_vocabulary)
+            tokens = tokenize(text, runs.language_vocabulary, self.folder, self.damaged)
+            require_windows(tokens.train, tokens.held_out, runs.language_context)
+            _require_two(tokens.held_out, runs.language_context)
+            self._sources["language"], self._keys["language"] = (self.folder, key), {"tokens": key}
 
-    def task(self, cell: BoundaryCell) -> Task:
+    @property
+    def ONE_DISK(self) -> str:  # as the class attribute that it stands for
+        """Of the language model alone."""
+        return "whose tokens lie in a folder" if "language" in self.setting.tasks else ""
+
+    def cells(self) -> list[Cell]:
+        """The runs of this round and of those before."""
         setting = self.setting
+        cells: dict[Cell, None] = {}
+        for of_width in reversed(width_cells(setting).values()):  # the long ones first
+            cells |= dict.fromkeys(of_width)
+        for task in setting.tasks:
+            cells[BaselineCell(task)] = None
+            for method in setting.methods:
+                state = searched(setting, self.found, task, method)
+                for lr in state.grid:
+                    cells |= dict.fromkeys(tuning_cells(setting, task, method, lr))
+                if state.best is not None:
+                    cells |= dict.fromkeys(seed_cells(setting, task, method, state.best))
+        return list(cells)
+
+    def run(
+        self, workers: int = 0, progress: bool = True, engine: Engine | None = None
+    ) -> dict[Cell, dict]:
+        """The result of every run, round by round: until none is missing that a search asks for."""
+        while True:
+            self.found = super().run(workers, progress, engine)
+            if self.found.keys() >= set(self.cells()):
+                return self.found
+
+    def task(self, cell: Cell) -> Task:
+        setting = self.setting
+        runs, plan = getattr(setting, cell.task), setting.plan(cell.task)
+        data, source = self._keys[cell.task], self._sources[cell.task]
+        if isinstance(cell, BaselineCell):
+            return Task(
+                name=f"{cell.task}-baselines",
+                function=run_baselines,
+                arguments=(setting, source, cell),
+                key=(self.NAME, "baselines", data, *runs.decides_baselines()),
+                form=BASELINE_FORM,
+                cost=plan.steps / 4,
+            )
         return Task(
-            name=f"{cell.method}-lr{cell.lr:g}-d{cell.width}-{cell.steps}-seed{cell.seed}",
+            name=f"{cell.task}-{cell.method}-lr{cell.lr:g}-d{cell.width}-seed{cell.seed}",
             function=run_cell,
-            arguments=(setting, cell),
+            arguments=(setting, source, cell),
             key=(
                 self.NAME,
-                dataclasses.asdict(setting.corpus),
-                dataclasses.asdict(setting.architecture),
-                setting.weight_decay,
-                setting.evaluate,
+                data,
+                runs.decides(),
+                dataclasses.asdict(setting.schedule),
+                setting.early,
                 dataclasses.asdict(cell),
             ),
             form=FORM,
-            # steps, each as long as one at width 64
-            cost=round(cell.steps * (cell.width / 64) ** 1.6),
+            # steps, each as long as one at the usual width
+            cost=plan.steps * (cell.width / plan.width) ** 1.6,
         )
 
-    def prepare(self, missing: list[BoundaryCell], engine: Engine) -> tuple:
-        load_corpus(self.setting.corpus)  # downloads once, before the workers need it
+    def prepare(self, missing: list[Cell], engine: Engine) -> tuple:
+        if "reviews" in self.setting.tasks:
+            load_corpus(self.setting.reviews.corpus)
         return ()
+
+
+def _require_two(held_out: np.ndarray, length: int) -> None:
+    """Refuse a held-out text that has no window for validation and another for the test."""
+    if len(held_out) <= 2 * length:
+        raise StudyError(
+            f"data must hold two windows of {length} tokens or more that are held out, for "
+            f"validation and test; got {len(held_out)} tokens. Give a longer text, or choose a "
+            "smaller --language-context."
+        )

@@ -7,96 +7,66 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..frame.plot import (
-    BESIDE,
-    DASHED,
-    DOTTED,
-    label,
-    log_ticks,
-    note,
-    page,
-    running_mean,
-    ticks_at,
-)
+from ..frame.plot import BESIDE, DOTTED, label, note, page, running_mean
 from ..plots import COLOURS, MARKERS, SMALL
 from .methods import METHODS
-from .results import BoundaryResult
+from .results import BoundaryResult, TaskResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS = {method: {"color": COLOURS[i], "marker": MARKERS[i]} for i, method in enumerate(METHODS)}
+# the reference is black
+LOOKS = {
+    method: {"color": colour, "marker": marker}
+    for method, colour, marker in zip(METHODS, ("black", *COLOURS), ("x", *MARKERS), strict=True)
+}
 SMOOTH = 15  # steps of the running mean of curves
 
 
 def boundary_figure(result: BoundaryResult) -> Figure:
-    """Energy, bias and drift over training; accuracies; R2 against width."""
-    figure, axes = page(2, 3, 4.7)
-    curves = result.curves()
-    shown = (
-        ("energy", "boundary energy |db + dW μ|²"),
-        ("bias", "bias |b|"),
-        ("drift", "drift in a fixed coordinate"),
-    )
-    for axis, (name, words) in zip(axes[0], shown, strict=True):
-        for method, found in curves.items():
-            values = found[name]
-            smooth = running_mean(values, min(SMOOTH, len(values)))
-            axis.plot(*smooth, color=LOOKS[method]["color"], lw=1.0)
-        axis.set_yscale("log")
-        label(axis, "training step", words)
-    _validation(axes[1, 0], result)
-    _test(axes[1, 1], result)
-    _width(axes[1, 2], result)
+    """For each task energy and drift over training, and the test beside AdamW's."""
+    figure, axes = page(len(result.tasks), 3, 0.7 + 2.1 * len(result.tasks))
+    for row, (name, task) in zip(axes, result.tasks.items(), strict=True):
+        _curves(row[0], task, "energy", "boundary energy |db + dW μ|²")
+        _curves(row[1], task, "drift", "drift in a fixed coordinate")
+        _differences(row[2], task)
+        label(row[0], title=name, loc="left")
+    methods = next(iter(result.tasks.values())).methods
     handles = [
         Line2D([], [], lw=1.0, ms=4, label=METHODS[method].label, **LOOKS[method])
-        for method in result.methods
+        for method in methods
     ]
-    place = {"loc": "outside upper center", "ncols": 3}
+    place = {"loc": "outside upper center", "ncols": 4}
     figure.legend(handles=handles, fontsize=SMALL, frameon=False, **place)
     return figure
 
 
-def _validation(axis: Axes, result: BoundaryResult) -> None:
-    for method in result.methods:
-        runs = [run for run in result.runs(method) if run["diverged_at"] is None]
-        steps = [found["step"] for found in runs[0]["evaluations"]]
-        values = [[found["validation_accuracy"] for found in run["evaluations"]] for run in runs]
-        mean = 100 * np.mean(values, axis=0)
-        axis.plot(steps, mean, lw=1.0, ms=3, **LOOKS[method])
-    label(axis, "training step", "validation accuracy, %")
-
-
-def _test(axis: Axes, result: BoundaryResult) -> None:
-    for i, (method, found) in enumerate(result.methods.items()):
-        place, look = -i, LOOKS[method]
-        dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.5, "color": look["color"]}
-        values = 100 * np.array(found.test.values)
-        axis.plot(values, np.full(len(values), place), **dots)
-        if found.test.low is not None:
-            ends = [100 * found.test.low, 100 * found.test.high]
-            axis.plot(ends, [place, place], lw=1.2, color=look["color"])
-        axis.plot(100 * found.test.mean, place, ms=4.5, **look)
-    majority = 100 * result.corpus["majority"]["test"]
-    axis.axvline(majority, **DOTTED)
-    note(axis, "larger class", (majority, 0.55), xytext=(2, 0), va="center", **BESIDE)
-    axis.set_ylim(-len(result.methods) + 0.4, 0.9)
-    axis.set_yticks([])
-    label(axis, "test accuracy, %, 95 % over seeds")
-
-
-def _width(axis: Axes, result: BoundaryResult) -> None:
-    widths = np.array(list(result.early))
-    means = np.array([estimate.mean for estimate in result.early.values()])
-    dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.5, "color": COLOURS[0]}
-    for width, estimate in result.early.items():
-        axis.plot([width] * len(estimate.values), estimate.values, **dots)
-    axis.plot(widths, means, marker="o", ms=3.5, lw=1.0, color=COLOURS[0], label="AdamW")
-    axis.plot(widths, means[0] * widths / widths[0], label="proportional to d", **DASHED)
-    axis.set_xscale("log")
+def _curves(axis: Axes, task: TaskResult, name: str, words: str) -> None:
+    for method, found in task.curves().items():
+        values = found[name]
+        smooth = running_mean(values, min(SMOOTH, len(values)))
+        axis.plot(*smooth, color=LOOKS[method]["color"], lw=1.0)
     axis.set_yscale("log")
-    ticks_at(axis.xaxis, widths)
-    log_ticks(axis.yaxis)
-    axis.legend(fontsize=SMALL, frameon=False, loc="upper left")
-    label(axis, "width d", f"R2, first {result.setting.early} steps")
+    label(axis, "training step", words)
+
+
+def _differences(axis: Axes, task: TaskResult) -> None:
+    """Better is to the right, whatever the criterion."""
+    shown = [found for found in task.methods.values() if found.difference is not None]
+    for i, found in enumerate(shown):
+        look = LOOKS[found.method]
+        dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.5, "color": look["color"]}
+        difference = found.difference
+        axis.plot(difference.values, np.full(len(difference.values), -i), **dots)
+        if difference.low is not None:
+            axis.plot([difference.low, difference.high], [-i, -i], lw=1.2, color=look["color"])
+        axis.plot(difference.mean, -i, ms=4.5, **look)
+    axis.axvline(0.0, **DOTTED)
+    note(axis, "AdamW", (0.0, 0.6), xytext=(2, 0), va="center", **BESIDE)
+    axis.set_ylim(-len(shown) + 0.4, 1.0)
+    axis.set_yticks([])
+    if not task.criterion.higher:
+        axis.invert_xaxis()
+    words = f"test {task.criterion.what} minus AdamW's"
+    label(axis, f"{words}\n(better to the right; 95 % over seeds)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -85,3 +86,38 @@ class Batches:
             tokens[row, : self.lengths[index]] = self.texts[index]
         tokens = torch.from_numpy(tokens)
         return Batch(tokens, tokens != PADDING, self.labels[torch.from_numpy(indices)])
+
+
+class WindowBatches:
+    """Windows of tokens in batches: drawn without replacement, in a new order every epoch.
+
+    The batch of a step depends on (seed, step) alone.
+
+    Parameters
+    ----------
+    windows : int array (n, context + 1)
+    size : int
+        Windows in a batch; one may go from an epoch into the next.
+    seed : int
+    """
+
+    def __init__(self, windows: np.ndarray, size: int, seed: int):
+        self.windows, self.size, self.seed = windows, size, seed
+        self._epoch, self._permutation = -1, None
+
+    def batch(self, step: int) -> torch.Tensor:
+        """The windows of a step, (size, context + 1)."""
+        places = [divmod(step * self.size + i, len(self.windows)) for i in range(self.size)]
+        rows = [self._order(epoch)[place] for epoch, place in places]
+        return torch.from_numpy(self.windows[rows].astype(np.int64))
+
+    def stream(self, first: int = 0) -> Iterator[torch.Tensor]:
+        """The batches of step `first`, counted from 0, and of all after it."""
+        return map(self.batch, itertools.count(first))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """Permutation of the windows in an epoch; the latest one is kept."""
+        if self._epoch != epoch:
+            generator = np.random.default_rng((self.seed, epoch))
+            self._epoch, self._permutation = epoch, generator.permutation(len(self.windows))
+        return self._permutation

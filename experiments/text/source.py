@@ -113,16 +113,16 @@ def progress(doing: str, total: int) -> tqdm:
     )
 
 
-def check_source(data: str) -> None:
-    """Refuse a `--data` that is nothing which could be read, before any work."""
+def check_source(data: str, name: str = "data") -> None:
+    """Refuse a setting of that name that is nothing which could be read, before any work."""
     if data == WIKIPEDIA:
         return
     path = Path(data)
     if path.is_dir():
-        _wikitext_files(path)
+        _wikitext_files(path, name)
     elif not path.is_file():
         raise ValueError(
-            f"data must be {WIKIPEDIA!r}, a text file, or a folder with WikiText; got {data!r}, "
+            f"{name} must be {WIKIPEDIA!r}, a text file, or a folder with WikiText; got {data!r}, "
             "which is none of them. Give the path of an existing file."
         )
 
@@ -221,13 +221,13 @@ def _split_lines(path: Path) -> Text:
     return Text(train, dataclasses.replace(whole, first=place, characters=rest), path.name)
 
 
-def _wikitext_files(folder: Path) -> tuple[Path, Path]:
+def _wikitext_files(folder: Path, name: str = "data") -> tuple[Path, Path]:
     for suffix in _WIKITEXT:
         files = tuple(folder / f"wiki.{part}.{suffix}" for part in ("train", "valid"))
         if all(file.is_file() for file in files):
             return files
     raise ValueError(
-        "data must be a text file, or a folder with wiki.train.tokens and wiki.valid.tokens (or "
+        f"{name} must be a text file, or a folder with wiki.train.tokens and wiki.valid.tokens (or "
         f".raw); got the folder {str(folder)!r} without them. Give the folder that holds them."
     )
 

@@ -27,7 +27,7 @@ from ..frame.fields import Checked, Count, Decay, Natural, NotNegative, Positive
 from ..frame.progress import report
 from ..settings import Flat
 from ..store import DamagedFile
-from .batches import Batch, Batches
+from .batches import Batch, Batches, WindowBatches
 from .transformer import Decoder, Shape, make_decoder
 
 
@@ -205,8 +205,7 @@ class OtherModel(ValueError):
 class Trainer(TrainingLoop):
     """A language model, its optimizer and its place in the data; all go into a checkpoint.
 
-    The batch of step k depends on (seed, k) alone: windows are drawn without replacement, in a new
-    order every epoch.
+    The batch of step k depends on (seed, k) alone, see `WindowBatches`.
 
     Parameters
     ----------
@@ -224,6 +223,7 @@ class Trainer(TrainingLoop):
         schedule = recipe.schedule.over(steps)
         super().__init__(model, recipe.make(model), (), token_loss, seed, schedule)
         self.recipe, self.windows = recipe, windows
+        self._batches = WindowBatches(windows, recipe.batch, seed)
         self.step = 0
 
     def run(self, steps: int) -> list[float]:
@@ -240,18 +240,7 @@ class Trainer(TrainingLoop):
 
     def batch(self, step: int) -> torch.Tensor:
         """The windows of a step, (batch, context + 1)."""
-        count = len(self.windows)
-        first = step * self.recipe.batch
-        places = [divmod(first + i, count) for i in range(self.recipe.batch)]
-        rows = [self._order(epoch)[place] for epoch, place in places]
-        return torch.from_numpy(self.windows[rows].astype(np.int64))
-
-    def _order(self, epoch: int) -> np.ndarray:
-        """Permutation of the windows in an epoch; the latest one is kept."""
-        if getattr(self, "_epoch", None) != epoch:
-            generator = np.random.default_rng((self.seed, epoch))
-            self._epoch, self._permutation = epoch, generator.permutation(len(self.windows))
-        return self._permutation
+        return self._batches.batch(step)
 
     def checkpoint(self) -> bytes:
         """Everything that training on needs, in plain types: torch.load(..., weights_only=True)."""
