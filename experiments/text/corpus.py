@@ -34,22 +34,45 @@ class CorpusSetting(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Batches of the three parts, and the vocabulary of the training part."""
+    """Batches of the three parts, and the vocabulary of the training part.
+
+    Attributes
+    ----------
+    train, validation, test : Batches
+    vocabulary : Vocabulary
+    source : str
+        A line that says what the reviews are.
+    texts : str
+        `Reviews.digest`, of what was read.
+    shared_movies : int
+        Movies that are in more than one part, counted.
+    """
 
     train: Batches
     validation: Batches
     test: Batches
     vocabulary: Vocabulary
     source: str
+    texts: str
+    shared_movies: int
 
     def describe(self) -> dict:
-        """Plain numbers, for a result file. `majority` is the share of the larger class."""
+        """Plain numbers, for a result file.
+
+        `majority` is the share of the larger class of each part, `shared_movies` as in `Corpus`.
+        """
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         counted = {name: len(part.texts) for name, part in parts.items()}
         ones = {name: float(part.labels.double().mean()) for name, part in parts.items()}
         majority = {name: max(share, 1.0 - share) for name, share in ones.items()}
         words = len(self.vocabulary)
-        return {"source": self.source, "reviews": counted, "majority": majority, "words": words}
+        return {
+            "source": self.source,
+            "reviews": counted,
+            "majority": majority,
+            "words": words,
+            "shared_movies": self.shared_movies,
+        }
 
 
 @functools.lru_cache(maxsize=1)
@@ -63,4 +86,19 @@ def load_corpus(setting: CorpusSetting) -> Corpus:
         return Batches(texts, part.labels, setting.batch)
 
     parts = (encoded(part) for part in (reviews.train, reviews.validation, reviews.test))
-    return Corpus(*parts, vocabulary, reviews.source)
+    return Corpus(*parts, vocabulary, reviews.source, reviews.digest, reviews.shared_movies)
+
+
+def corpus_key(setting: CorpusSetting) -> dict:
+    """What a run on reviews depends on, in plain values: their content, not where they lie.
+
+    Reads the corpus, once in a process: half a second for Rotten Tomatoes.
+
+    Returns
+    -------
+    dict
+        All fields of the setting but `data`, and "texts", the sha256 of all that was read.
+    """
+    fields = dataclasses.asdict(setting)
+    del fields["data"]
+    return fields | {"texts": load_corpus(setting).texts}

