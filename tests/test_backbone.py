@@ -94,7 +94,7 @@ def test_streamed_geometry_is_that_of_the_parameters(text, tmp_path, kind):
 
     points, gradients, updates = [trunk()], [], []
     for step in range(text.steps):
-        training.gradient(next(batches))
+        training.gradient(next(batches), step)
         before = trunk()
         grads = [
             torch.zeros_like(p) if p.grad is None else p.grad for p in model.layers.parameters()

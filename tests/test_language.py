@@ -9,14 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.language.experiment import LanguageExperiment
 from ipslimit.experiments.language.setting import MODEL, LanguageSetting, LearningRates, Models
 from ipslimit.experiments.settings import StudyError
-from ipslimit.experiments.text.characters import OTHER, Characters, CharacterWindows, ngram_bits
+from ipslimit.experiments.text.characters import OTHER, Characters, CharacterWindows
 from ipslimit.experiments.text.source import Text
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
@@ -71,21 +70,6 @@ def test_the_most_frequent_characters_have_numbers_and_all_others_have_one():
     assert Characters.of("ba", 3).listed == ("a", "b")  # as frequent: by the alphabet
     with pytest.raises(ValueError, match=r"^listed must name each character once"):
         Characters("aa")
-
-
-def test_unigram_and_bigram_are_those_of_hand_counts():
-    # 0 1 0 1 1 and one more kind, which does not occur
-    train, held_out = np.array([0, 1, 0, 1, 1]), np.array([[0, 1, 1], [1, 0, 2], [2, 0, 0]])
-    p = np.array([3, 4, 1]) / 8  # counts 2, 3, 0, raised by one
-    # 0 is followed by 1 twice (one kind); 1 by 0 once and by 1 once (two kinds); 2 by nothing
-    after = [(np.array([0, 2, 0]) + p) / 3, (np.array([1, 1, 0]) + 2 * p) / 4, p]
-    single = [p[1], p[1], p[0], p[2], p[0], p[0]]
-    double = [after[0][1], after[1][1], after[1][0], after[0][2], after[2][0], after[0][0]]
-    unigram, bigram = ngram_bits(train, held_out, 3)
-    assert unigram == pytest.approx(-np.log2(single).mean(), rel=1e-12)
-    assert bigram == pytest.approx(-np.log2(double).mean(), rel=1e-12)
-    for row in after:
-        assert row.sum() == pytest.approx(1.0)
 
 
 def test_windows_have_their_share_of_every_article_and_the_held_out_text_decides_nothing():

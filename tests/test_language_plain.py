@@ -37,7 +37,7 @@ def test_it_reads_the_windows_of_the_token_problem_in_their_order():
     law = Block(XavierUniform(16, 4), XavierPerceptrons(16, 4), norm="rms")
     problem = TokenProblem(windows(), V, law, 16, batch=5, batch_seed=3)
     shape, recipe = Shape("plain", V, N, 16, 1, 4), Recipe(batch=5)
-    trainer = PlainTrainer(shape, recipe, windows().numpy(), 0, 3, lambda step: 0.1)
+    trainer = PlainTrainer(shape, recipe, windows().numpy(), 0, 12, 3)
     for k in (0, 1, 17):
         assert torch.equal(trainer.batch(k), problem.ids[problem.chosen(k)])
 

@@ -26,7 +26,7 @@ from ipslimit.experiments.rebalance.experiment import (
 from ipslimit.experiments.rebalance.experiment import RebalanceExperiment as Runs
 from ipslimit.experiments.rebalance.results import RebalanceResult, check_lines, shown_gap, table
 from ipslimit.experiments.settings import StudyError
-from ipslimit.experiments.text.training import Recipe
+from ipslimit.experiments.text.training import Recipe, Schedule
 
 TEXT = str(Path(__file__).parent / "text.txt")  # made up, and never changed
 TINY = RebalanceSetting(
@@ -41,7 +41,7 @@ TINY = RebalanceSetting(
     layers=1,
     heads=2,
     held_out_windows=16,
-    recipe=Recipe(batch=4, lr=1e-2, warmup=0),
+    recipe=Recipe(batch=4, lr=1e-2, schedule=Schedule(0, 1.0)),
     treatment=Treatment(every=5),
 )
 

@@ -101,7 +101,7 @@ class _Recorder:
     def run(self, batches: Iterator[Batch]) -> None:
         model, optimizer = self.training.model, self.training.optimizer
         for step in range(self.setting.steps):
-            loss = self.training.gradient(next(batches))
+            loss = self.training.gradient(next(batches), step)
             self.losses.append(loss)
             if not math.isfinite(loss):
                 self.diverged_at = step + 1
@@ -127,7 +127,8 @@ class _Recorder:
 
     def run_fresh(self, training: TrainingLoop, batches: Iterator[Batch]) -> None:
         """From the late point with a new optimizer, on the batches that the run itself had."""
-        for number, loss in training.steps(batches, self.setting.steps - self.setting.late_step):
+        late = self.setting.late_step
+        for number, loss in training.steps(batches, self.setting.steps - late, late):
             self.fresh_losses.append(loss)
             if not math.isfinite(loss):
                 self.fresh_diverged = True

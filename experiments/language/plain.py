@@ -13,32 +13,26 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from ipslimit import warmup_cosine
 from ipslimit.model.training_problem import batch_rows
 
-from ..text.training import Recipe, Trainer, held_out_loss, token_loss
+from ..text.training import Recipe, Schedule, Trainer, held_out_loss, token_loss
 from ..text.transformer import Shape
 
 
 class PlainTrainer(Trainer):
-    """A `Trainer` on the batches of a `TokenProblem`, with warm-up and cosine.
+    """A `Trainer` on the batches of a `TokenProblem`.
 
     Parameters
     ----------
-    shape, recipe, windows, seed
+    shape, recipe, windows, seed, steps
         As of `Trainer`; the seed is of the initial model.
     batch_seed : int
         Of the batches.
-    schedule : callable
-        The learning rate of a step, counted from 1.
     """
 
-    def __init__(self, shape: Shape, recipe: Recipe, windows, seed: int, batch_seed: int, schedule):
-        super().__init__(shape, recipe, windows, seed)
-        self.batch_seed, self.schedule = batch_seed, schedule
-
-    def lr(self, step: int) -> float:
-        return self.schedule(step + 1)
+    def __init__(self, shape: Shape, recipe: Recipe, windows, seed: int, steps, batch_seed: int):
+        super().__init__(shape, recipe, windows, seed, steps)
+        self.batch_seed = batch_seed
 
     def batch(self, step: int) -> torch.Tensor:
         rows = batch_rows(len(self.windows), self.recipe.batch, self.batch_seed, step)
@@ -98,10 +92,10 @@ def plain_run(
             f"d must be a multiple of heads ({heads}); got {d}. Use {d - d % heads or heads}."
         )
     shape = Shape("plain", vocabulary, train_ids.shape[1] - 1, d, layers, heads)
-    recipe = Recipe(batch=batch, lr=lr, warmup=warmup, weight_decay=weight_decay)
-    schedule = warmup_cosine(lr, warmup, steps, floor)
+    schedule = Schedule(warmup, floor / lr)
+    recipe = Recipe(batch=batch, lr=lr, schedule=schedule, weight_decay=weight_decay)
     windows, held_out = train_ids.numpy(), validation_ids.numpy()
-    trainer = PlainTrainer(shape, recipe, windows, seed, batch_seed, schedule)
+    trainer = PlainTrainer(shape, recipe, windows, seed, steps, batch_seed)
     validation, losses = [], []
     for step in sorted({*evaluate, steps}):
         losses += trainer.run(step - trainer.step)

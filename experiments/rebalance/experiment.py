@@ -20,10 +20,10 @@ from ..frame.task import Task
 from ..settings import Flat
 from ..store import NUMBER, DamagedFile, digest, read_blob, write_blob
 from ..text.source import WIKIPEDIA, check_source, read_text, require_windows, windows
+from ..text.tokens import load_tokens, token_key, tokenize
 from ..text.training import Recipe, Trainer, held_out_loss
 from ..text.transformer import VARIANTS, Shape
 from .arms import ARMS, BASE, BY_NAME, Treatment, run_arm
-from .corpus import load_tokens, token_key, tokenize
 
 # What `run_cell` returns, for reading it back.
 FORM = {
@@ -87,6 +87,11 @@ class RebalanceSetting(Checked):
         steps = {name: min(60, getattr(self, name)) for name in ("steps", "resumed_steps")}
         start = min(30, self.start_steps)
         return dataclasses.replace(self, variants=("classic",), seeds=1, start_steps=start, **steps)
+
+    def trainer(self, cell: RebalanceCell, train: np.ndarray) -> Trainer:
+        """At its first step."""
+        steps = self.steps + self.resumed_steps
+        return Trainer(self.shape(cell.variant), self.recipe, train, cell.seed, steps)
 
     def shape(self, variant: str) -> Shape:
         return Shape(variant, self.vocabulary, self.context, self.width, self.layers, self.heads)
@@ -174,8 +179,7 @@ class RebalanceExperiment(Experiment):
             if checkpoint is None:
                 return False
             train = windows(self.tokens.train, setting.context)
-            trainer = Trainer(setting.shape(cell.variant), setting.recipe, train, cell.seed)
-            trainer.restore(checkpoint)
+            setting.trainer(cell, train).restore(checkpoint)
         except ValueError as damage:  # also of a checkpoint of another model
             text = str(damage) if path.name in str(damage) else f"{path.name}: {damage}"
             raise DamagedFile(text) from None
@@ -221,7 +225,7 @@ def _trainer(
 ) -> tuple[Trainer, np.ndarray]:
     """At its first step, and the windows on which perplexity is measured."""
     train, held_out = _windows(folder, tokens, setting.context, setting.held_out_windows)
-    return Trainer(setting.shape(cell.variant), setting.recipe, train, cell.seed), held_out
+    return setting.trainer(cell, train), held_out
 
 
 @functools.cache

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from .source import Text, require_windows, windows
+from .baselines import ngram_losses
+from .source import Text, require_windows, spread, windows
 
 OTHER = 0  # the number of any character that is not listed
 _SHOWN = "\N{WHITE SQUARE}"
@@ -64,7 +66,7 @@ class CharacterWindows:
     characters : Characters
     unigram, bigram : float
         What the n-grams of the whole training part make of the held-out windows, in bits per
-        character, see `ngram_bits`.
+        character, see `ngram_losses`.
     source : str
         Where the text is from.
     counts : dict
@@ -95,10 +97,11 @@ class CharacterWindows:
         numbers = [characters.encode(part) for part in (text.train, text.held_out)]
         require_windows(*numbers, length)
         parts = [
-            _spread(windows(part, length), count)
+            spread(windows(part, length), count)
             for part, count in zip(numbers, (train, held_out), strict=True)
         ]
-        bits = ngram_bits(numbers[0], parts[1], len(characters))
+        nats = ngram_losses(numbers[0], parts[1], len(characters), 2)
+        bits = (loss / math.log(2.0) for loss in nats)
         counts = {"train": len(numbers[0]), "held_out": len(numbers[1])}
         small = (part.astype(np.uint16) for part in parts)
         return cls(*small, characters, *bits, text.source, counts)
@@ -122,36 +125,3 @@ class CharacterWindows:
             "unigram": self.unigram,
             "bigram": self.bigram,
         }
-
-
-def _spread(parts: np.ndarray, count: int) -> np.ndarray:
-    if count >= len(parts):
-        return parts
-    return parts[np.arange(count) * len(parts) // count]
-
-
-def ngram_bits(train: np.ndarray, held_out: np.ndarray, vocabulary: int) -> tuple[float, float]:
-    """Cross-entropies of unigram and bigram on held-out windows, in bits per character.
-
-    Parameters
-    ----------
-    train : array (n,)
-        Numbers below `vocabulary`, counted in their order.
-    held_out : array (n, N + 1)
-        Each is predicted but the first of a window; the bigram sees the one before.
-
-    Notes
-    -----
-    The unigram's counts are raised by one. The bigram is interpolated with it, after Witten and
-    Bell: with T(a) different successors of a among its n(a),
-
-        p(b | a) = (n(a b) + T(a) p(b)) / (n(a) + T(a)).
-    """
-    single = np.bincount(train, minlength=vocabulary) + 1.0
-    single /= single.sum()
-    pairs = np.bincount(train[:-1] * vocabulary + train[1:], minlength=vocabulary**2)
-    pairs = pairs.reshape(vocabulary, vocabulary).astype(float)
-    kinds, total = (pairs > 0).sum(1, keepdims=True), pairs.sum(1, keepdims=True)
-    double = np.where(total > 0, (pairs + kinds * single) / np.maximum(total + kinds, 1.0), single)
-    before, after = held_out[:, :-1], held_out[:, 1:]
-    return (float(-np.log2(single[after]).mean()), float(-np.log2(double[before, after]).mean()))

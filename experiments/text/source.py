@@ -67,6 +67,13 @@ def windows(tokens: np.ndarray, length: int) -> np.ndarray:
     return tokens[starts[:, None] + np.arange(length + 1)]
 
 
+def spread(parts: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of some windows, evenly spread, so that every article has its share."""
+    if count >= len(parts):
+        return parts
+    return parts[np.arange(count) * len(parts) // count]
+
+
 def require_windows(train: np.ndarray, held_out: np.ndarray, length: int) -> None:
     """Refuse text of which either part has no window.
 

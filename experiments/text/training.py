@@ -6,11 +6,13 @@ state, so that a language model goes on from a checkpoint to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,69 +20,152 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from ipslimit import LearningRate, warmup_cosine
 from ipslimit.checks import require_int
 
-from ..frame.fields import Checked, Count, Decay, Natural, NotNegative, Positive
+from ..frame.fields import Checked, Count, Decay, Natural, NotNegative, Positive, Real
+from ..settings import Flat
 from ..store import DamagedFile
 from .batches import Batch, Batches
 from .transformer import Decoder, Shape, make_decoder
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class Schedule(Checked):
+    """How the learning rate goes over a run: up in a line, and down along a cosine."""
+
+    warmup: Natural = 50
+    """Steps in which the learning rate grows linearly."""
+    floor: Annotated[float, Real(0.0, 1.0)] = 0.05
+    """Learning rate of the last step, as a part of the highest."""
+
+    def over(self, steps: int) -> LearningRate:
+        """Part of the highest rate at the steps 1..`steps` of a run."""
+        return warmup_cosine(1.0, min(self.warmup, steps), steps, self.floor)
+
+
 class TrainingLoop:
     """A model, its optimizer, and whatever looks at the inputs of its layers.
 
-    Attributes
+    Parameters
     ----------
     model : nn.Module
-        Called as model(tokens, mask), unless a subclass has another `loss`.
     optimizer : torch.optim.Optimizer
-    watchers : list
-        Objects with a `row_mask`, which is kept on the batch's tokens: padding is no input.
+    watchers : sequence
+        Objects with a `row_mask`, which is kept on the tokens of a batch that is padded: padding is
+        no input.
+    loss : (model, batch) -> tensor
+    seed : int
+        What dropout leaves out at a step depends on (seed, step) alone.
+    schedule : callable, optional
+        Step, counted from 1 -> part of the learning rate that each group of the optimizer has.
     """
 
-    model: nn.Module
-    optimizer: Optimizer
-    watchers: list
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        watchers: Sequence = (),
+        loss: Callable[[nn.Module, Any], torch.Tensor] | None = None,
+        seed: int = 0,
+        schedule: Callable[[int], float] | None = None,
+    ):
+        self.model, self.optimizer, self.watchers = model, optimizer, list(watchers)
+        self.loss, self.seed, self.schedule = loss or review_loss, seed, schedule
+        self._rates = [group["lr"] for group in optimizer.param_groups]
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Of a batch, with its graph."""
+    def loss_of(self, batch: Any) -> torch.Tensor:
+        """Loss of a batch, with its graph."""
         for watcher in self.watchers:
-            watcher.row_mask = batch.mask
-        return F.cross_entropy(self.model(batch.tokens, batch.mask), batch.labels)
+            watcher.row_mask = getattr(batch, "mask", None)
+        return self.loss(self.model, batch)
 
-    def gradient(self, batch) -> float:
-        """Leave the batch's gradient in the parameters; returns its loss."""
+    def gradient(self, batch: Any, step: int) -> float:
+        """Leave the batch's gradient in the parameters; returns its loss.
+
+        `step` counts those that were made before it.
+        """
+        if self.schedule is not None:
+            share = self.schedule(step + 1)
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * share
         self.optimizer.zero_grad()
-        loss = self.loss(batch)
-        loss.backward()
+        with drawing_alone(self.seed, step):
+            loss = self.loss_of(batch)
+            loss.backward()
         return float(loss.detach())
 
-    def steps(self, batches: Iterator, count: int) -> Iterator[tuple[int, float]]:
+    def steps(self, batches: Iterator, count: int, first: int = 0) -> Iterator[tuple[int, float]]:
         """Train for `count` steps; after each, its number from 1 and the loss before it.
 
-        Ends early with a loss that is not finite, without the step it would lead to.
+        Ends early with a loss that is not finite, without the step it would lead to. `first` steps
+        of the same run were made before.
         """
-        for number in range(1, count + 1):
-            loss = self.gradient(next(batches))
+        for step in range(first, first + count):
+            loss = self.gradient(next(batches), step)
             if not math.isfinite(loss):
-                yield number, loss
+                yield step + 1, loss
                 return
             self.optimizer.step()
-            yield number, loss
+            yield step + 1, loss
 
 
-@torch.no_grad()
+@contextlib.contextmanager
+def drawing_alone(seed: int, step: int) -> Iterator[None]:
+    """Dropout has no generator of its own: the global one is lent to it, and given back as it was.
+
+    What is drawn meanwhile depends on (seed, step) alone.
+    """
+    (state,) = np.random.SeedSequence((seed, step, 2)).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(int(state))
+        yield
+
+
+def review_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy of the classes of texts."""
+    return F.cross_entropy(model(batch.tokens, batch.mask), batch.labels)
+
+
+def token_loss(model: Decoder, windows: torch.Tensor) -> torch.Tensor:
+    """Mean negative log-likelihood of the next token, in nats."""
+    logits = model(windows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradients and without dropout."""
+    mode = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(mode)
+
+
 def evaluate(model: nn.Module, batches: Batches) -> dict[str, float]:
     """Accuracy and mean cross-entropy; NaN where the model's outputs are."""
     right, loss = 0.0, 0.0
-    for batch in batches.in_order(256):
-        logits = model(batch.tokens, batch.mask)
-        if not torch.isfinite(logits).all():
-            return {"accuracy": float("nan"), "loss": float("nan")}
-        right += float((logits.argmax(-1) == batch.labels).sum())
-        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
+    with evaluating(model):
+        for batch in batches.in_order(256):
+            logits = model(batch.tokens, batch.mask)
+            if not torch.isfinite(logits).all():
+                return {"accuracy": float("nan"), "loss": float("nan")}
+            right += float((logits.argmax(-1) == batch.labels).sum())
+            loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
     return {"accuracy": right / len(batches.texts), "loss": loss / len(batches.texts)}
+
+
+def held_out_loss(model: Decoder, windows: np.ndarray, batch: int = 32) -> float:
+    """Mean loss over all windows; its exponential is the perplexity a token."""
+    total = 0.0
+    with evaluating(model):
+        for start in range(0, len(windows), batch):
+            part = torch.from_numpy(windows[start : start + batch].astype(np.int64))
+            total += float(token_loss(model, part)) * len(part)
+    return total / len(windows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +175,8 @@ class Recipe(Checked):
     batch: Count = 8
     """Windows of text in a step."""
     lr: Positive = 1e-3
-    """Learning rate after the warmup; it stays constant, so that a restart is like any step."""
-    warmup: Natural = 20
-    """Steps in which the learning rate grows linearly."""
+    """Highest learning rate."""
+    schedule: Annotated[Schedule, Flat] = Schedule()
     beta1: Decay = 0.9
     """First-moment decay of AdamW."""
     beta2: Decay = 0.95
@@ -128,40 +212,29 @@ class Trainer(TrainingLoop):
     recipe : Recipe
     windows : int array (n, context + 1)
     seed : int
-        Of the initial model and of the order of the data.
+        Of the initial model, of the order of the data and of dropout.
+    steps : int
+        Of the whole run, after which the learning rate is at its floor.
     """
 
-    def __init__(self, shape: Shape, recipe: Recipe, windows: np.ndarray, seed: int):
+    def __init__(self, shape: Shape, recipe: Recipe, windows: np.ndarray, seed: int, steps: int):
         model = make_decoder(shape, seed)
-        super().__init__(model, recipe.make(model), [])
-        self.recipe, self.windows, self.seed = recipe, windows, seed
+        schedule = recipe.schedule.over(steps)
+        super().__init__(model, recipe.make(model), (), token_loss, seed, schedule)
+        self.recipe, self.windows = recipe, windows
         self.step = 0
-
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        return token_loss(self.model, batch)
 
     def run(self, steps: int) -> list[float]:
         """Train on; the loss of every step, in nats a token. Stops after a loss that is no number.
 
         Returns fewer losses than steps then, the last one NaN or infinite.
         """
-        self.model.train()
         losses = []
-        for _, loss in self.steps(self._batches(), steps):
+        batches = map(self.batch, itertools.count(self.step))
+        for _, loss in self.steps(batches, steps, self.step):
             losses.append(loss)
             self.step += math.isfinite(loss)
         return losses
-
-    def _batches(self) -> Iterator[torch.Tensor]:
-        """From this step on, each with the learning rate of its step set."""
-        for step in itertools.count(self.step):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr(step)
-            yield self.batch(step)
-
-    def lr(self, step: int) -> float:
-        """The learning rate of a step."""
-        return self.recipe.lr * min(1.0, (step + 1) / (self.recipe.warmup + 1))
 
     def batch(self, step: int) -> torch.Tensor:
         """The windows of a step, (batch, context + 1)."""
@@ -220,20 +293,3 @@ class Trainer(TrainingLoop):
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = require_int("step", state["step"], 0)
-
-
-def token_loss(model: Decoder, windows: torch.Tensor) -> torch.Tensor:
-    """Mean negative log-likelihood of the next token, in nats."""
-    logits = model(windows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-
-
-@torch.no_grad()
-def held_out_loss(model: Decoder, windows: np.ndarray, batch: int = 32) -> float:
-    """Mean loss over all windows; its exponential is the perplexity a token."""
-    model.eval()
-    total = 0.0
-    for start in range(0, len(windows), batch):
-        part = torch.from_numpy(windows[start : start + batch].astype(np.int64))
-        total += float(token_loss(model, part)) * len(part)
-    return total / len(windows)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..frame.fields import Checked, Count
+from ..frame.fields import Checked, Count, Part
+from .words import UNKNOWN
 
 VARIANTS = ("classic", "modern")
 
@@ -28,6 +29,10 @@ class Architecture(Checked):
     """Transformer blocks."""
     heads: Count = 4
     """Attention heads of a block."""
+    dropout: Part = 0.1
+    """Part of the entries of embeddings, branches and means that training leaves out at random."""
+    word_dropout: Part = 0.1
+    """Part of the words that training reads as unknown ones."""
 
     def check(self) -> None:
         super().check()
@@ -42,7 +47,9 @@ class Architecture(Checked):
             )
 
     def make(self, vocabulary: int, longest: int, seed: int) -> TextClassifier:
-        return TextClassifier(vocabulary, longest, self.width, self.layers, self.heads, seed)
+        sizes = (self.width, self.layers, self.heads)
+        shares = (self.dropout, self.word_dropout)
+        return TextClassifier(vocabulary, longest, *sizes, seed, *shares)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Shape:
     vocabulary, context : int
         Tokens there are, and tokens of the longest text.
     width, layers, heads : int
+    dropout : float
+        Part of the entries of embeddings and branches that training leaves out at random.
     """
 
     variant: str
@@ -68,6 +77,7 @@ class Shape:
     width: int
     layers: int
     heads: int
+    dropout: float = 0.0
 
     @property
     def modern(self) -> bool:
@@ -159,10 +169,11 @@ class Block(nn.Module):
         self.attention_norm, self.attention = shape.norm(), Attention(shape)
         self.mlp_norm = shape.norm()
         self.mlp = shape.mlp()
+        self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None, turn) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), mask, turn)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask, turn))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class Transformer(nn.Module):
@@ -175,6 +186,7 @@ class Transformer(nn.Module):
         self.positions = None if shape.modern else nn.Embedding(shape.context, shape.width)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = shape.norm()
+        self.dropout = nn.Dropout(shape.dropout)
 
     def states(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Normed states (B, N, width) of tokens (B, N); for the mask see `Attention`."""
@@ -183,6 +195,7 @@ class Transformer(nn.Module):
             x = x + self.positions.weight[: tokens.shape[1]]
         else:
             turn = rotation(tokens.shape[1], self.shape.head, x)
+        x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, mask, turn)
         return self.norm(x)
@@ -217,6 +230,8 @@ class TextClassifier(Transformer):
         Xavier-uniform, embeddings normal with standard deviation `width` ** -0.5, and the
         classifier's weight with 0.02, so that the loss starts near that of a guess; biases are
         zero.
+    dropout, word_dropout : float
+        Parts of the entries, see `Architecture`, and of the words that training leaves out.
     """
 
     def __init__(
@@ -227,9 +242,12 @@ class TextClassifier(Transformer):
         layers: int = 4,
         heads: int = 4,
         seed: int = 0,
+        dropout: float = 0.0,
+        word_dropout: float = 0.0,
     ):
         with torch.device("meta"):  # nothing is drawn from the global generator
-            super().__init__(Shape("classic", vocabulary, longest, width, layers, heads))
+            super().__init__(Shape("classic", vocabulary, longest, width, layers, heads, dropout))
+            self.word_dropout = word_dropout
             self.classifier = nn.Linear(width, 2)
         self.to_empty(device="cpu")
         self._draw(torch.Generator().manual_seed(seed))
@@ -249,7 +267,10 @@ class TextClassifier(Transformer):
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Logits (B, 2) of tokens (B, N) with mask (B, N), True where there is a token."""
-        return self.classifier(masked_mean(self.states(tokens, mask), mask))
+        if self.training and self.word_dropout:
+            kept = torch.rand(tokens.shape, device=tokens.device) >= self.word_dropout
+            tokens = torch.where(kept | ~mask, tokens, UNKNOWN)
+        return self.classifier(self.dropout(masked_mean(self.states(tokens, mask), mask)))
 
 
 def make_decoder(shape: Shape, seed: int) -> Decoder:

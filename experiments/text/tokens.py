@@ -12,7 +12,7 @@ import numpy as np
 
 from ..settings import StudyError
 from ..store import DamagedFile, digest, read_blob, write_blob
-from ..text.source import Text
+from .source import Text
 
 
 @dataclasses.dataclass(frozen=True)
