@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ipslimit.measure.trajectory import TrainingPath, random_walk_share
+from ipslimit.measure.trajectory import TrainingPath
 
 
 def describe(trajectory: TrainingPath, width: int, late: float | None = None) -> dict:
@@ -51,7 +51,6 @@ def describe(trajectory: TrainingPath, width: int, late: float | None = None) ->
     return {
         "steps": list(steps),
         "share": backbone.share,
-        "random": random_walk_share(steps),
         "dimension": backbone.dimension,
         "components95": backbone.components(0.95),
         "spectrum": backbone.spectrum[:8].tolist(),
