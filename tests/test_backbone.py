@@ -1,17 +1,15 @@
 """`ipslimit backbone`: streamed trajectories against ones in memory, particles against limits."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from test_reviews import make_imdb
+from backbone_runs import PARTICLES, small_text
 
 from ipslimit import train_particles
 from ipslimit.experiments.backbone.checkpoints import RowFile
-from ipslimit.experiments.backbone.experiment import BackboneExperiment
 from ipslimit.experiments.backbone.geometry import describe
 from ipslimit.experiments.backbone.optimizers import TextOptimizer
 from ipslimit.experiments.backbone.particle_run import (
@@ -20,38 +18,18 @@ from ipslimit.experiments.backbone.particle_run import (
     limit_trajectory,
     particle_study,
 )
-from ipslimit.experiments.backbone.results import BackboneResult, summary
 from ipslimit.experiments.backbone.setting import BackboneSetting, ParticleSetting, TextSetting
 from ipslimit.experiments.backbone.text_run import group_columns, text_cell
-from ipslimit.experiments.cli import main
-from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.settings import Setting
-from ipslimit.experiments.text.corpus import CorpusSetting, load_corpus
-from ipslimit.experiments.text.transformer import Architecture, TextClassifier
+from ipslimit.experiments.text.corpus import load_corpus
+from ipslimit.experiments.text.transformer import TextClassifier
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    folder = make_imdb(tmp_path_factory.mktemp("aclImdb"))
-    return TextSetting(
-        corpus=CorpusSetting(f"imdb:{folder}", longest=12, batch=8),
-        architecture=Architecture(width=8, layers=2, heads=2),
-        steps=12,
-        every=2,
-        window=3,
-        late=0.5,
-        seeds=2,
-    )
+    return small_text(tmp_path_factory.mktemp("aclImdb"))
 
 
-PARTICLES = ParticleSetting(
-    depths=(2, 8),
-    particle_heads=(4,),
-    particle_steps=8,
-    particle_seeds=2,
-    depth_nodes=16,
-    max_elements=32,
-)
 STUDY = Setting(steps=8, atoms=4, biases=True)
 
 
@@ -74,7 +52,7 @@ def test_groups_are_all_parameters_once():
     model = TextClassifier(9, 5, 8, 2, 2)
     names, parameters = zip(*model.named_parameters())
     sizes = [p.numel() for p in parameters]
-    groups = group_columns(names, sizes)
+    groups = group_columns(list(zip(names, sizes)))
     assert set(groups) == {"trunk", "block 0", "block 1", "embeddings", "head"}
     whole = sorted(c for name, columns in groups.items() if name != "trunk" for c in columns)
     assert [a for a, _ in whole] == np.cumsum([0, *sizes[:-1]]).tolist()
@@ -86,8 +64,8 @@ def test_streamed_geometry_is_that_of_the_parameters(text, tmp_path, kind):
     optimizer = TextOptimizer(kind, 3e-3, 0.01, 0.9)
     cell = text_cell(text, optimizer, 1, str(tmp_path))
     corpus = load_corpus(text.corpus)
-    model = TextClassifier(len(corpus.vocabulary), 12, 8, 2, 2, seed=1)
-    training, batches = optimizer.make(model), corpus.train.stream(1)
+    model = text.architecture.make(len(corpus.vocabulary), 12, seed=1)
+    training, batches = optimizer.make(model, 1), corpus.train.stream(1)
 
     def trunk():
         return torch.cat([p.detach().flatten() for p in model.layers.parameters()]).double()
@@ -191,70 +169,6 @@ def test_the_limits_backbone_is_that_of_wide_deep_particles(rule):
     assert max(angles[1]) < 0.25 * min(angles[0])
     assert max(angles[1]) < 0.05
     assert found["limit"]["quadrature"] < 1e-3
-
-
-@pytest.fixture(scope="module")
-def found(text, tmp_path_factory):
-    setting = BackboneSetting(text, PARTICLES, beta2=(0.9,))
-    experiment = BackboneExperiment(setting, tmp_path_factory.mktemp("out"))
-    return experiment, experiment.run(workers=1, progress=False)
-
-
-def test_finished_runs_are_kept_and_damaged_ones_made_again(found, monkeypatch):
-    experiment, first = found
-    again = BackboneExperiment(experiment.setting, experiment.folder)
-    monkeypatch.setattr("ipslimit.experiments.frame.runner._compute", lambda *_: iter(()))
-    assert again.run(1, progress=False) == first
-    monkeypatch.undo()
-    paths = sorted(experiment.folder.iterdir())
-    assert len(paths) == 3 * 2 + 3  # three optimizers: two seeds on text, one particle study
-    before = paths[-1].read_bytes()
-    paths[-1].write_bytes(before[:-9])
-    assert again.run(1, progress=False) == first
-    assert paths[-1].read_bytes() == before
-
-
-def test_matched_loss_is_one_that_all_reached(found):
-    experiment, cells = found
-    result = BackboneResult(experiment.setting, cells)
-    every = experiment.setting.text.every
-    assert len(result.matched["runs"]["adamw-0.9"]["share"]) == 2
-    for name, matched in result.matched["runs"].items():
-        for run, step, share in zip(result.runs[name], matched["step"], matched["share"]):
-            assert np.mean(run["loss"][step - every : step]) <= result.matched["loss"]
-            growth = run["geometry"]["trunk"]["growth"]
-            assert growth[run["geometry"]["trunk"]["steps"].index(step)] == share
-    text = summary(result)
-    for label in ("AdamW, β2 = 0.9", "SGD, momentum 0.9", "SBO-AdamW", "random walk"):
-        assert label in text
-
-
-def test_an_optimizer_that_diverged_is_said_so(found):
-    experiment, cells = found
-    changed = dict(cells)
-    for task, cell in cells.items():
-        if task.kind == "text" and task.optimizer == "sgd":
-            changed[task] = cell | {"diverged_at": 5, "geometry": None}
-        if task.kind == "particles" and task.optimizer == "sgd":
-            changed[task] = {"limit": None, "message": "the limit diverged", "sizes": []}
-    result = BackboneResult(experiment.setting, changed)
-    assert "all seeds diverged, at steps 5, 5" in summary(result)
-    assert "the limit diverged" in summary(result)
-    json.dumps(result.as_dict())
-
-
-def test_command(text, tmp_path, capsys):
-    arguments = ["backbone", "--out", str(tmp_path), "--data", text.corpus.data, "--longest", "12"]
-    arguments += ["--width", "8", "--layers", "1", "--heads", "2", "--steps", "8", "--every", "1"]
-    arguments += ["--batch", "8", "--window", "3", "--seeds", "1", "--beta2", "0.9"]
-    arguments += ["--depths", "2", "--particle-heads", "3", "--particle-seeds", "2"]
-    arguments += ["--particle-steps", "8", "--max-elements", "32", "--workers", "1"]
-    main(arguments)
-    assert "share of the backbone" in capsys.readouterr().out
-    content = json.loads((tmp_path / "backbone.json").read_text())
-    assert content.items() >= provenance("cpu").items()
-    assert len(content["text"]) == 3
-    assert (tmp_path / "backbone.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from ..frame.command import ON_TEXT, ExperimentCommand
 from ..frame.outcome import Outcome, drawing
 from ..settings import Flat
 from .experiment import BackboneCell, BackboneExperiment
-from .results import BackboneResult, summary
+from .results import BackboneResult
 from .setting import BackboneSetting
+from .summary import summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class BackboneCommand(ExperimentCommand):
 
     setting: Annotated[BackboneSetting, Flat] = BackboneSetting()
     quick: bool = False
-    """Four values of beta2, two seeds on text, fewer particle sizes: some minutes."""
+    """Three values of beta2, two seeds on text, fewer particle sizes: some minutes."""
 
     EXPERIMENT = BackboneExperiment
     NAME = EXPERIMENT.NAME

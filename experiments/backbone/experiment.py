@@ -8,7 +8,7 @@ from ..engines import Engine
 from ..frame.experiment import Experiment
 from ..frame.task import Task
 from ..store import NUMBER
-from ..text.corpus import load_corpus
+from ..text.corpus import corpus_key, load_corpus
 from .particle_run import particle_study
 from .text_run import text_cell
 
@@ -17,6 +17,7 @@ PARTICLE_COST = 900  # in steps on text
 # What cells return, for reading it back.
 TEXT_FORM = {
     "geometry": (dict, type(None)),
+    "null": (dict, type(None)),
     "loss": [NUMBER],
     "fresh_loss": [NUMBER],
     "diverged_at": (int, type(None)),
@@ -73,6 +74,7 @@ class BackboneExperiment(Experiment):
         optimizer = next(o for o in self.setting.text_optimizers() if o.name == cell.optimizer)
         fields = dataclasses.asdict(text)
         fields.pop("seeds")  # of the others, which this one does not depend on
+        fields["corpus"] = corpus_key(text.corpus)
         return Task(
             name=f"text-{cell.optimizer}-seed{cell.seed}",
             function=text_cell,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page
+from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page, ticks_at
+from ..intervals import SeedMean
 from ..plots import COLOURS, MARKERS, SMALL
-from .results import GROUP, BackboneResult
+from .results import UNTRAINED, BackboneResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,26 +17,43 @@ if TYPE_CHECKING:
 
 # beta2 from light to dark; the others in colours of their own
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b", "#000000")
+TICKS = 4  # of L H, at most: more would run into each other
+NULL = {"color": "0.6", "alpha": 0.6, "lw": 0}
+SHARES = {"share": "share", "motion": "motion", "previous": "window"}
+HOLLOW = {"ls": "", "ms": 3.5, "markerfacecolor": "none", "markeredgewidth": 0.8}
 
 
 def backbone_figure(result: BackboneResult) -> Figure:
-    """On text: shares, paths, alignments, a new optimizer. On particles: towards the limit."""
+    """On text: every quantity beside its null. On particles: towards the limit."""
     looks = _looks(result)
-    figure, axes = page(2, 3, 5.2)
-    _shares(axes[0, 0], result, looks)
-    _paths(axes[0, 1], result, looks)
-    _alignments(axes[0, 2], result, looks)
-    _fresh(axes[1, 0], result, looks)
+    figure, axes = page(2, 3, 5.4)
+    every = result.setting.text.every
+    _quantities(axes[0, 0], result, looks, SHARES)
+    label(axes[0, 0], "", "part, or |cosine|", "displacements on text")
+    angles = {"gradients": "gradient", "updates": "update", "intervals": f"{every} updates"}
+    axes[0, 1].set_yscale("log")  # before limits are taken from what is drawn
+    _quantities(axes[0, 1], result, looks, angles)
+    label(axes[0, 1], "", "mean |cosine| with the backbone", "alignment on text")
+    _quantities(axes[0, 2], result, looks, {"dimension": "dimension"})
+    label(axes[0, 2], "", "participation ratio", "dimension on text")
+    _quantities(axes[1, 0], result, looks, {"across": "across ×", "along": "along +"})
+    late = result.setting.text.late_step
+    label(axes[1, 0], "", "against the run going on", f"new optimizer after step {late}")
     _sizes(axes[1, 1], result, looks, "share")
     _sizes(axes[1, 2], result, looks, "angle")
+    _legend(figure, axes, result, looks)
+    return figure
+
+
+def _legend(figure: Figure, axes: np.ndarray, result: BackboneResult, looks: dict) -> None:
     handles = {}
     for axis in axes.flat:
         for handle, words in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(words, handle)
     order = [result.label(name) for name in looks if result.label(name) in handles]
+    order += [words for words in handles if words not in order]
     place = {"loc": "outside upper center", "ncols": 4}
     figure.legend([handles[w] for w in order], order, fontsize=SMALL, frameon=False, **place)
-    return figure
 
 
 def _looks(result: BackboneResult) -> dict[str, dict]:
@@ -51,68 +69,55 @@ def _looks(result: BackboneResult) -> dict[str, dict]:
     return looks
 
 
-def _usable(result: BackboneResult) -> list[str]:
-    return [name for name, found in result.text.items() if found.share.values]
+def _quantities(axis: Axes, result: BackboneResult, looks: dict, names: dict[str, str]) -> None:
+    """Means over seeds with their intervals, each on its null; optimizers side by side.
+
+    Where no seed trained there is nothing for a null to be held against. Runs that did not train
+    are hollow, and stay at the edge of what the others span where they are beyond it.
+    """
+    width = len(looks) + 1.5
+    hollow = []
+    for group, quantity in enumerate(names):
+        for place, (name, look) in enumerate(looks.items()):
+            x, found = group * width + place, result.text[name]
+            comparison = found.quantities[quantity]
+            if comparison.run.values:
+                _null(axis, x, comparison.null)
+                _mean(axis, x, comparison.run, {"label": result.label(name)} | look)
+            hollow += [(x, value, look) for value in found.untrained[quantity]]
+        low = group * width - 0.7
+        _walks(axis, result, quantity, low, low + len(looks) + 0.4)
+    limits = axis.get_ylim()
+    for x, value, look in hollow:
+        word = {"label": f"{UNTRAINED} (hollow)"}
+        axis.plot(x, np.clip(value, *limits), clip_on=False, **HOLLOW, **look, **word)
+    if any(found.quantities[quantity].run.values for found in result.text.values()):
+        axis.set_ylim(limits)
+    middles = [group * width + (len(looks) - 1) / 2 for group in range(len(names))]
+    axis.set_xticks(middles, list(names.values()), fontsize=SMALL)
+    axis.tick_params(axis="x", length=0)
+    axis.set_xlim(-1.2, len(names) * width - 1.3)
 
 
-def _shares(axis: Axes, result: BackboneResult, looks: dict) -> None:
-    names = _usable(result)
-    for place, name in enumerate(names):
-        found = result.text[name]
-        seeds = found.share.values
-        axis.plot(np.full(len(seeds), place), seeds, ls="", ms=2.5, alpha=0.5, **looks[name])
-        axis.plot(place, found.share.mean, ls="", ms=5, label=result.label(name), **looks[name])
-    axis.axhline(result.random, **DOTTED)
-    note(axis, "random walk", (len(names) - 0.6, result.random), ha="right", va="bottom")
-    axis.set_xlim(-0.6, len(names) - 0.4)
-    axis.set_ylim(min(0.5, axis.get_ylim()[0]), 1.02)
-    axis.set_xticks([])
-    label(axis, "", "share of the backbone", "text, all blocks")
+def _null(axis: Axes, x: float, found: SeedMean) -> None:
+    word = {"label": "null: noise in place of gradients"}
+    if found.low is not None:
+        axis.fill_between([x - 0.45, x + 0.45], found.low, found.high, **NULL, **word)
+    axis.plot([x - 0.45, x + 0.45], [found.mean] * 2, color="0.45", lw=0.8)
 
 
-def _paths(axis: Axes, result: BackboneResult, looks: dict) -> None:
-    for name in _usable(result):
-        for run in result.runs[name]:
-            if run["diverged_at"] is None:
-                found = run["geometry"][GROUP]
-                along, across = (np.abs(found[part]) for part in ("coordinates", "transverse"))
-                axis.plot(along, across, lw=0.8, color=looks[name]["color"])
-                axis.plot(along[-1], across[-1], ms=3, **looks[name])
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    label(axis, "along the backbone", "transverse residual", "paths, marked at their end")
+def _mean(axis: Axes, x: float, found: SeedMean, look: dict) -> None:
+    spread = None
+    if found.low is not None:
+        spread = [[found.mean - found.low], [found.high - found.mean]]
+    axis.errorbar(x, found.mean, spread, ls="", ms=3.5, elinewidth=0.8, **look)
 
 
-def _alignments(axis: Axes, result: BackboneResult, looks: dict) -> None:
-    kinds = ("gradients", "updates", "intervals")
-    every = result.setting.text.every
-    for name in _usable(result):
-        means = [getattr(result.text[name], kind).mean for kind in kinds]
-        axis.plot(range(3), means, ms=3.5, lw=0.6, **looks[name])
-    axis.axhline(result.noise, **DOTTED)
-    note(axis, "random direction", (2.4, result.noise), ha="right", va="bottom")
-    axis.set_yscale("log")
-    axis.set_xlim(-0.4, 2.5)
-    axis.set_xticks(range(3), ["gradient", "update", f"{every} updates"], fontsize=SMALL)
-    label(axis, "", "mean |cosine| with the backbone", "alignment")
-
-
-def _fresh(axis: Axes, result: BackboneResult, looks: dict) -> None:
-    text = result.setting.text
-    for name in _usable(result):
-        chosen = [
-            run["geometry"][GROUP]["excursions"]
-            for run in result.runs[name]
-            if run["diverged_at"] is None and run["geometry"][GROUP]["excursions"]
-        ]
-        for kind, dash in (("fresh", "-"), ("continued", "--")):
-            if chosen:
-                mean = np.mean([found[kind]["across"] for found in chosen], axis=0)
-                steps = text.every * np.arange(1, len(mean) + 1)
-                axis.plot(steps, mean, lw=1.0, ls=dash, color=looks[name]["color"])
-    axis.set_yscale("log")
-    title = "new optimizer (solid), same (dashed)"
-    label(axis, f"steps after step {text.late_step}", "motion across the backbone", title)
+def _walks(axis: Axes, result: BackboneResult, quantity: str, low: float, high: float) -> None:
+    """The walk without and with the correction of Adam's first moment."""
+    for kind in ("sgd", "adam"):
+        value = result.walks["text"][kind][quantity]
+        axis.plot([low, high], [value] * 2, **DOTTED, label="walk: noise under momentum alone")
 
 
 def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> None:
@@ -129,7 +134,11 @@ def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> No
             share = result.particles[name]["limit"]["geometry"]["share"]
             axis.axhline(share, color=looks[name]["color"], lw=0.8, ls="--")
     axis.set_xscale("log")
+    if products:
+        every = np.unique(np.concatenate([size for size, _ in products]))
+        ticks_at(axis.xaxis, every[:: -(-len(every) // TICKS)])
     if quantity == "share":
+        _particle_walks(axis, result)
         label(axis, "L H", "share of the backbone", "particles, limit (dashed)")
         return
     axis.set_yscale("log")
@@ -143,3 +152,12 @@ def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> No
         middle = (guide.prod() ** 0.5, top * (high / low) ** -0.25)
         note(axis, "slope -1/2", middle, xytext=(3, 3), **BESIDE)
     label(axis, "L H", "sine of the angle to the limit's", "particles against the limit")
+
+
+def _particle_walks(axis: Axes, result: BackboneResult) -> None:
+    for kind, words in (("sgd", "walk, SGD"), ("adam", "walk, Adam")):
+        value = result.walks["particles"][kind]["share"]
+        axis.axhline(value, **DOTTED)
+        note(
+            axis, words, (1.0, value), xycoords=axis.get_yaxis_transform(), ha="right", va="bottom"
+        )

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ipslimit.measure.trajectory import TrainingPath, random_walk_share
+from ipslimit.measure.trajectory import TrainingPath
 
 
 def describe(trajectory: TrainingPath, width: int, late: float | None = None) -> dict:
@@ -26,9 +26,9 @@ def describe(trajectory: TrainingPath, width: int, late: float | None = None) ->
     Returns
     -------
     dict
-        "share": mean squared cosine of displacements with the backbone; "random": what a random
-        walk recorded at the same steps has; "dimension", "components95"; "motion": part of the
-        squared displacement along it; "growth": share of the points up to each; "rolling";
+        "share": mean squared cosine of displacements with the backbone; "dimension",
+        "components95"; "motion": part of the squared displacements, all together, along it;
+        "growth": share of the points up to each; "rolling";
         "coordinates", "transverse"; "speeds"; "alignment" of gradients, single updates and
         updates over an interval (signed cosines).
     """
@@ -51,7 +51,6 @@ def describe(trajectory: TrainingPath, width: int, late: float | None = None) ->
     return {
         "steps": list(steps),
         "share": backbone.share,
-        "random": random_walk_share(steps),
         "dimension": backbone.dimension,
         "components95": backbone.components(0.95),
         "spectrum": backbone.spectrum[:8].tolist(),
@@ -70,11 +69,12 @@ def describe(trajectory: TrainingPath, width: int, late: float | None = None) ->
 def excursions(trajectory: TrainingPath, late: float) -> dict:
     """Motion from the point at step `late`, along and across the backbone of the points up to it.
 
-    "continued" is the run itself going on, "fresh" the one begun there with a new optimizer.
+    "continued" is the run itself going on, "fresh" the one begun there with a new optimizer;
+    "start" is the coordinate of the point along that backbone.
     """
     start = trajectory.steps.index(late)
     backbone = trajectory.backbone(slice(0, start + 1))
-    found = {}
+    found = {"start": float(backbone.coordinates([start])[0])}
     for name, rows in (("continued", slice(start + 1, len(trajectory.steps))), ("fresh", "fresh")):
         along, across = backbone.excursion(rows, start)
         found[name] = {"along": along.tolist(), "across": across.tolist()}

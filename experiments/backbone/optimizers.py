@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from torch import nn
@@ -10,6 +11,9 @@ from torch import nn
 from ipslimit.optim import SBOAdamW
 
 from ..text.training import TrainingLoop
+from .noise import MeasuredLoop, NoiseLoop, Sizes
+
+MOMENTUM = 0.9  # of every optimizer: beta1 of the adaptive ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +25,14 @@ class TextOptimizer:
     kind : "adamw", "sgd" or "sbo"
     lr, weight_decay : float
     beta2 : float, of adamw
-    momentum : float, of sgd
+    momentum : float, beta1 of adamw and sbo
     """
 
     kind: str
     lr: float
     weight_decay: float
     beta2: float = 0.999
-    momentum: float = 0.9
+    momentum: float = MOMENTUM
 
     @property
     def label(self) -> str:
@@ -40,22 +44,27 @@ class TextOptimizer:
     def name(self) -> str:
         return f"adamw-{self.beta2:g}" if self.kind == "adamw" else self.kind
 
-    def make(self, model: nn.Module) -> TrainingLoop:
-        """A new optimizer for the model.
+    def make(self, model: nn.Module, seed: int, sizes: Sizes | None = None) -> TrainingLoop:
+        """A new optimizer for the model; with `sizes`, on noise in place of gradients.
 
         beta2 is that of all but the embeddings, which keep 0.999: a word that is not in a batch
         has exactly no gradient, and with beta2 = 0 its momentum would be divided by eps alone.
         """
+        loop = functools.partial(NoiseLoop, sizes=sizes) if sizes else MeasuredLoop
+        betas = (self.momentum, self.beta2)
         if self.kind == "sbo":
-            optimizer = SBOAdamW(model, self.lr, weight_decay=self.weight_decay)
-            return TrainingLoop(model, optimizer, [optimizer])
+            optimizer = SBOAdamW(model, self.lr, betas, weight_decay=self.weight_decay)
+            return loop(model, optimizer, [optimizer], seed=seed)
         if self.kind == "sgd":
             # coupled decay of lr * weight_decay a step would be another one at another lr
             optimizer = torch.optim.SGD(model.parameters(), self.lr, self.momentum)
-            return TrainingLoop(model, optimizer, [])
+            return loop(model, optimizer, seed=seed)
         tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
         known = {id(table) for table in tables}
         others = [p for p in model.parameters() if id(p) not in known]
-        groups = [{"params": others, "betas": (0.9, self.beta2)}, {"params": tables}]
+        groups = [
+            {"params": others, "betas": betas},
+            {"params": tables, "betas": (self.momentum, 0.999)},
+        ]
         optimizer = torch.optim.AdamW(groups, self.lr, weight_decay=self.weight_decay)
-        return TrainingLoop(model, optimizer, [])
+        return loop(model, optimizer, seed=seed)

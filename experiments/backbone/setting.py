@@ -44,7 +44,7 @@ class TextSetting(Checked):
     """Recorded points of a rolling window."""
     late: Inner = 0.75
     """Part of the steps after which a new optimizer takes over, on the side."""
-    seeds: Count = 3
+    seeds: Count = 5
     """Seeds of weights and order of batches, shared by the optimizers."""
 
     @property
@@ -110,18 +110,16 @@ class BackboneSetting(Checked):
 
     text: Annotated[TextSetting, Flat] = TextSetting()
     particles: Annotated[ParticleSetting, Flat] = ParticleSetting()
-    beta2: Annotated[tuple[Decay, ...], Distinct()] = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
+    beta2: Annotated[tuple[Decay, ...], Distinct()] = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999)
     """beta2 of AdamW."""
 
     def quick(self) -> BackboneSetting:
-        """Four values of beta2, two seeds on text, fewer sizes and seeds of the particle model."""
+        """Three values of beta2, two seeds on text, fewer sizes and seeds of particles."""
         text = dataclasses.replace(self.text, seeds=2)
         particles = dataclasses.replace(
             self.particles, depths=(4, 16, 64), particle_heads=(4, 64), particle_seeds=4
         )
-        return dataclasses.replace(
-            self, text=text, particles=particles, beta2=(0.0, 0.9, 0.99, 0.999)
-        )
+        return dataclasses.replace(self, text=text, particles=particles, beta2=(0.0, 0.9, 0.999))
 
     def text_optimizers(self) -> list[TextOptimizer]:
         text = self.text

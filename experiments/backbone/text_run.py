@@ -31,54 +31,68 @@ def text_cell(setting: TextSetting, optimizer: TextOptimizer, seed: int, folder:
     -------
     dict
         "geometry": group -> what `describe` gives, for "trunk" (all blocks together), every block,
-        "embeddings" and "head"; None if the run diverged before two points were recorded; "loss":
-        of every step's batch; "fresh_loss": of the run begun anew at the late point; "test"
-        and "validation" accuracy at the end; "diverged_at": the first step with a non-finite
-        loss, or None; "sizes": group -> parameters.
+        "embeddings" and "head"; None if the run diverged before two points were recorded;
+        "null": the same of noise in place of the gradients, see `NoiseLoop`; None if either
+        diverged; "loss": of every step's batch; "fresh_loss": of the run begun anew at the late
+        point; "test" and "validation" accuracy at the end; "diverged_at": the first step with a
+        non-finite loss, or None; "sizes": group -> parameters.
     """
     corpus = load_corpus(setting.corpus)
 
     def model() -> TextClassifier:
         return setting.architecture.make(len(corpus.vocabulary), setting.corpus.longest, seed)
 
-    first = model()
-    names = [name for name, _ in first.named_parameters()]
-    sizes = [p.numel() for p in first.parameters()]
+    sizes = [(name, p.numel()) for name, p in model().named_parameters()]
+    groups, size = group_columns(sizes), sum(count for _, count in sizes)
     # on another machine, which does not have the folder, its own for such files
-    with RowFile(sum(sizes), folder if os.path.isdir(folder) else None) as rows:
-        recorder = _Recorder(optimizer.make(first), rows, setting)
-        # the last of its steps are made twice
-        once = setting.steps / (2 * setting.steps - setting.late_step)
-        with stage(0.0, once):
-            recorder.run(corpus.train.stream(seed))
-        accuracies = {
-            part: evaluate(first, getattr(corpus, part))["accuracy"]
-            for part in ("validation", "test")
-        }
-        if recorder.diverged_at is None:
-            again = model()
-            recorder.load(again, setting.late_step)
-            batches = itertools.islice(corpus.train.stream(seed), setting.late_step, None)
-            with stage(once, 1.0):
-                recorder.run_fresh(optimizer.make(again), batches)
-        groups = group_columns(names, sizes)
-        geometry = recorder.geometry(groups)
+    once = setting.steps / (2 * setting.steps - setting.late_step)  # the last steps are made twice
+    place = folder if os.path.isdir(folder) else None
+
+    def recorded(of: _Recorder | None = None) -> _Recorder:
+        """A run and the one begun anew at its late point; or the null of a run, with its sizes."""
+        with RowFile(size, place) as rows:
+            recorder = _Recorder(setting, rows)
+            trained = optimizer.make(model(), seed, of and of.loop.sizes)
+            with stage(0.0, once):
+                recorder.run(trained, corpus.train.stream(seed))
+            if recorder.diverged_at is None and not (of and of.fresh_diverged):
+                again = model()
+                recorder.load(again, setting.late_step)
+                batches = itertools.islice(corpus.train.stream(seed), setting.late_step, None)
+                fresh = optimizer.make(again, seed, of and of.fresh_loop.sizes)
+                with stage(once, 1.0):
+                    recorder.run_fresh(fresh, batches)
+            recorder.describe(groups)
+        return recorder
+
+    with stage(0.0, 0.5):
+        run = recorded()
+    with stage(0.5, 1.0):
+        null = recorded(run) if run.diverged_at is None else None
     return {
-        "geometry": geometry,
-        "loss": recorder.losses,
-        "fresh_loss": recorder.fresh_losses,
-        "diverged_at": recorder.diverged_at,
-        "fresh_diverged": recorder.fresh_diverged,
+        "geometry": run.geometry,
+        "null": null.geometry if null and null.diverged_at is None else None,
+        "loss": run.losses,
+        "fresh_loss": run.fresh_losses,
+        "diverged_at": run.diverged_at,
+        "fresh_diverged": run.fresh_diverged,
         "sizes": {name: sum(b - a for a, b in columns) for name, columns in groups.items()},
         "corpus": corpus.describe(),
-    } | accuracies
+    } | {
+        part: evaluate(run.loop.model, getattr(corpus, part))["accuracy"]
+        for part in ("validation", "test")
+    }
 
 
-def group_columns(names: list[str], sizes: list[int]) -> dict[str, list[tuple[int, int]]]:
-    """Columns of the groups of parameters: embeddings, every block, their sum, and the rest."""
+def group_columns(sizes: list[tuple[str, int]]) -> dict[str, list[tuple[int, int]]]:
+    """Columns of the groups of parameters: embeddings, every block, their sum, and the rest.
+
+    `sizes` are names of parameters and their entries, in the order of a row.
+    """
     groups: dict[str, list[tuple[int, int]]] = {"trunk": []}
-    ends = np.cumsum([0, *sizes]).tolist()
-    for name, start, stop in zip(names, ends[:-1], ends[1:], strict=True):
+    stop = 0
+    for name, size in sizes:
+        start, stop = stop, stop + size
         first, *rest = name.split(".")
         if first == "layers":
             groups["trunk"].append((start, stop))
@@ -92,9 +106,11 @@ def group_columns(names: list[str], sizes: list[int]) -> dict[str, list[tuple[in
 class _Recorder:
     """Rows of a run: points, gradients and single updates, and the run begun anew."""
 
-    def __init__(self, training: TrainingLoop, rows: RowFile, setting: TextSetting):
-        self.training, self.rows, self.setting = training, rows, setting
-        self.points: dict[int, int] = {0: rows.append(_parameters(training.model))}
+    def __init__(self, setting: TextSetting, rows: RowFile):
+        self.setting, self.rows = setting, rows
+        self.loop: TrainingLoop | None = None
+        self.fresh_loop: TrainingLoop | None = None
+        self.points: dict[int, int] = {}
         self.gradients: list[int] = []
         self.updates: list[int] = []
         self.fresh: list[int] = []
@@ -102,11 +118,14 @@ class _Recorder:
         self.fresh_losses: list[float] = []
         self.diverged_at: int | None = None
         self.fresh_diverged = False
+        self.geometry: dict | None = None
 
-    def run(self, batches: Iterator[Batch]) -> None:
-        model, optimizer = self.training.model, self.training.optimizer
+    def run(self, loop: TrainingLoop, batches: Iterator[Batch]) -> None:
+        self.loop = loop
+        model, optimizer = loop.model, loop.optimizer
+        self.points[0] = self.rows.append(_parameters(model))
         for step in range(self.setting.steps):
-            loss = self.training.gradient(next(batches), step)
+            loss = loop.gradient(next(batches), step)
             self.losses.append(loss)
             if not math.isfinite(loss):
                 self.diverged_at = step + 1
@@ -131,26 +150,26 @@ class _Recorder:
         (vector,) = np.concatenate(list(self.rows.blocks([row], 0, self.rows.size)), axis=1)
         nn.utils.vector_to_parameters(torch.from_numpy(vector).float(), model.parameters())
 
-    def run_fresh(self, training: TrainingLoop, batches: Iterator[Batch]) -> None:
+    def run_fresh(self, loop: TrainingLoop, batches: Iterator[Batch]) -> None:
         """From the late point with a new optimizer, on the batches that the run itself had."""
-        late = self.setting.late_step
-        for number, loss in training.steps(batches, self.setting.steps - late, late):
+        self.fresh_loop, late = loop, self.setting.late_step
+        for number, loss in loop.steps(batches, self.setting.steps - late, late):
             self.fresh_losses.append(loss)
             if not math.isfinite(loss):
                 self.fresh_diverged = True
                 return
             if number % self.setting.every == 0:
-                self.fresh.append(self.rows.append(_parameters(training.model)))
+                self.fresh.append(self.rows.append(_parameters(loop.model)))
 
-    def geometry(self, groups: dict) -> dict | None:
-        """What `describe` gives of every group, of the points before a divergence."""
+    def describe(self, groups: dict) -> None:
+        """Keep what `describe` gives of every group, of the points before a divergence."""
         steps = sorted(self.points)
         finite = [s for s in steps if self.diverged_at is None or s < self.diverged_at]
         steps = [s for s in finite if s > 0]
         if len(steps) < 2:
-            return None
+            return
         late = self.setting.late_step
-        excursion = self.diverged_at is None and not self.fresh_diverged
+        excursion = bool(self.fresh) and not self.fresh_diverged
         gradients, updates = (kind[: len(steps) - 1] for kind in (self.gradients, self.updates))
         fresh = self.fresh if excursion else []
         order = [self.points[s] for s in (0, *steps)] + fresh + gradients + updates
@@ -165,10 +184,10 @@ class _Recorder:
             blocks = (b for start, stop in columns for b in self.rows.blocks(order, start, stop))
             gram = gram_matrix(displacements(blocks, moved))
             if not np.isfinite(gram).all():
-                return None
+                return
             trajectory = TrainingPath(gram, steps, marks)
             found[name] = describe(trajectory, self.setting.window, late if excursion else None)
-        return found
+        self.geometry = found
 
 
 def _parameters(model: nn.Module) -> list[torch.Tensor]:

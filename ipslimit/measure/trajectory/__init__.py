@@ -1,7 +1,8 @@
 """Geometry of training trajectories: the backbone direction, from inner products alone."""
 
 from .backbone import Backbone, Rolling, TrainingPath
-from .gram import displacements, gram_matrix, random_walk_share
+from .gram import displacements, gram_matrix
+from .walk import random_walk_path, random_walk_share
 
 __all__ = [
     "Backbone",
@@ -9,5 +10,6 @@ __all__ = [
     "TrainingPath",
     "displacements",
     "gram_matrix",
+    "random_walk_path",
     "random_walk_share",
 ]

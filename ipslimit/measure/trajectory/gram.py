@@ -72,23 +72,6 @@ def _moved(block: np.ndarray, points: int) -> np.ndarray:
     return rows
 
 
-def random_walk_share(steps: Sequence[float]) -> float:
-    """Share of the backbone that a random walk has, with nothing driving it anywhere.
-
-    In high dimension the displacements of a random walk at times s and t have the cosine
-    sqrt(min(s, t) / max(s, t)), so their first component is far above 1/K: the number that a
-    share of displacements is to be compared with.
-
-    Parameters
-    ----------
-    steps : sequence of K numbers > 0
-        Times of the displacements since the origin.
-    """
-    t = increasing("steps", steps)
-    cosines = np.sqrt(np.minimum.outer(t, t) / np.maximum.outer(t, t))
-    return float(np.linalg.eigvalsh(cosines)[-1] / len(t))
-
-
 def increasing(name: str, values: Sequence[float]) -> np.ndarray:
     """Positive, increasing numbers as an array, or a ValueError."""
     steps = array_of(name, values)
