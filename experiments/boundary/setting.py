@@ -64,11 +64,11 @@ class ReviewRuns(Checked):
 
     corpus: Annotated[CorpusSetting, Flat] = CorpusSetting()
     architecture: Annotated[Architecture, Flat] = Architecture()
-    steps: Count = 560
+    steps: Count = 700
     """Training steps on reviews."""
     evaluate: Count = 70
     """Steps between two evaluations on reviews (the last step is always one)."""
-    lrs: Rates = (1e-3, 2e-3, 4e-3)
+    lrs: Rates = (1.5e-3, 3e-3, 6e-3)
     """Learning rates on reviews that every method begins its search with."""
     tuning_seeds: Count = 2
     """Seeds by whose validation a method's learning rate on reviews is chosen."""
@@ -101,7 +101,7 @@ class LanguageRuns(Checked):
     """Tokens of the byte-level BPE that is trained on the text."""
     language_context: Count = 64
     """Tokens of a window."""
-    language_width: Count = 64
+    language_width: Count = 128
     """Width of the language model."""
     language_layers: Count = 2
     """Transformer blocks of the language model."""
@@ -109,13 +109,13 @@ class LanguageRuns(Checked):
     """Attention heads of a block of the language model."""
     language_dropout: Part = 0.0
     """Part of the entries of embeddings and branches that training leaves out at random."""
-    language_batch: Count = 16
+    language_batch: Count = 8
     """Windows in a step."""
-    language_steps: Count = 600
+    language_steps: Count = 1500
     """Training steps of the language model."""
-    language_evaluate: Count = 100
+    language_evaluate: Count = 250
     """Steps between two evaluations of the language model (the last step is always one)."""
-    held_out_windows: Count = 64
+    held_out_windows: Count = 128
     """Most windows of the held-out text for validation, and as many others for the test."""
     language_lrs: Rates = (1e-3, 2e-3, 4e-3)
     """Learning rates of the language model that every method begins its search with."""

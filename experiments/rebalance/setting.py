@@ -46,7 +46,7 @@ class Probes(Checked):
     """Other factors, from the same checkpoint."""
     widths: Counts = (64,)
     """Widths of other models, trained alike."""
-    depths: Counts = (8,)
+    depths: Counts = (6,)
     """Numbers of layers of other models, trained alike."""
     stages: Annotated[tuple[Inner, ...], Distinct()] = (0.125, 0.25)
     """Parts of the whole run after which the base leaves earlier checkpoints."""
@@ -64,11 +64,11 @@ class RebalanceSetting(Checked):
     """classic (LayerNorm, biases, ReLU) and modern (RMSNorm, rotary, grouped queries, SwiGLU)."""
     seeds: Count = 5
     """Independent models and orders of the data."""
-    steps: Count = 1200
+    steps: Count = 1000
     """Steps before the checkpoint."""
-    resumed_steps: Count = 400
+    resumed_steps: Count = 500
     """Steps after it; one schedule of the learning rate goes over all."""
-    start_steps: Count = 400
+    start_steps: Count = 500
     """Steps from an imbalanced start, compared with as many of the base's own training."""
     vocabulary: Annotated[int, Whole(257)] = 1024  # the bytes and one merge
     """Tokens of the byte-level BPE that is trained on the text."""
@@ -76,7 +76,7 @@ class RebalanceSetting(Checked):
     """Tokens of a window."""
     width: Count = 128
     """Width of the model."""
-    layers: Count = 4
+    layers: Count = 2
     """Layers of the model."""
     heads: Count = 4
     """Query heads of a layer."""

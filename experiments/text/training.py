@@ -176,7 +176,7 @@ class Recipe(Checked):
 
     batch: Count = 8
     """Windows of text in a step."""
-    lr: Positive = 1e-3
+    lr: Positive = 2e-3
     """Highest learning rate."""
     schedule: Annotated[Schedule, Flat] = Schedule()
     beta1: Decay = 0.9
