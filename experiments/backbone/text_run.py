@@ -13,7 +13,6 @@ from torch import nn
 
 from ipslimit.measure.trajectory import TrainingPath, displacements, gram_matrix
 
-from ..frame.progress import report, stage
 from ..text.batches import Batch
 from ..text.corpus import load_corpus
 from ..text.training import TrainingLoop, evaluate
@@ -47,10 +46,7 @@ def text_cell(setting: TextSetting, optimizer: TextOptimizer, seed: int, folder:
     # on another machine, which does not have the folder, its own for such files
     with RowFile(sum(sizes), folder if os.path.isdir(folder) else None) as rows:
         recorder = _Recorder(optimizer.make(first), rows, setting)
-        # the last of its steps are made twice
-        once = setting.steps / (2 * setting.steps - setting.late_step)
-        with stage(0.0, once):
-            recorder.run(corpus.train.stream(seed))
+        recorder.run(corpus.train.stream(seed))
         accuracies = {
             part: evaluate(first, getattr(corpus, part))["accuracy"]
             for part in ("validation", "test")
@@ -59,8 +55,7 @@ def text_cell(setting: TextSetting, optimizer: TextOptimizer, seed: int, folder:
             again = model()
             recorder.load(again, setting.late_step)
             batches = itertools.islice(corpus.train.stream(seed), setting.late_step, None)
-            with stage(once, 1.0):
-                recorder.run_fresh(optimizer.make(again), batches)
+            recorder.run_fresh(optimizer.make(again), batches)
         groups = group_columns(names, sizes)
         geometry = recorder.geometry(groups)
     return {
@@ -121,7 +116,6 @@ class _Recorder:
                 self.updates.append(self.rows.append(moved))
             if (step + 1) % self.setting.every == 0:
                 self.points[step + 1] = self.rows.append(_parameters(model))
-            report(step + 1, self.setting.steps)
         if not all(torch.isfinite(p).all() for p in model.parameters()):
             self.diverged_at = self.setting.steps
 
