@@ -338,6 +338,9 @@ def test_command(small, tmp_path, capsys):
         assert [m["method"] for m in task["methods"]] == ["adamw", "sbo"]
         assert task["methods"][0]["test"]["ci95"] is None  # one seed
         assert len(task["curves"]["sbo"]["drift"]) == 4
+        ends = task["evaluations"]["sbo"]
+        assert ends["step"][-1] == 4
+        assert ends["test"][-1] == task["methods"][1]["last"]["mean"]
     assert "reviews" in content["verdict"] and "language" in content["verdict"]
     assert all(window["rejects"] for window in content["windows"])
     assert (tmp_path / "boundary.png").stat().st_size > 10_000

@@ -130,7 +130,7 @@ class BoundaryExperiment(Experiment):
                 name=f"{cell.task}-baselines",
                 function=run_baselines,
                 arguments=(setting, source, cell),
-                key=(self.NAME, "baselines", data, *runs.decides_baselines()),
+                key=(self.NAME, "baselines", data, runs.decides_baselines()),
                 form=BASELINE_FORM,
                 cost=plan.steps / 4,
             )

@@ -10,7 +10,7 @@ import numpy as np
 from ..frame.window import Window
 from ..intervals import SeedMean, over_seeds
 from ..settings import StudyError
-from .baselines import Baselines
+from .baselines import PARTS, Baselines
 from .criteria import CRITERIA
 from .experiment import Cell, searched, seed_cells, tuning_cells, width_cells
 from .methods import METHODS
@@ -47,7 +47,7 @@ class MethodResult:
         Of the test, at the last step.
     difference : SeedMean
         Of `test`, minus AdamW's, seed by seed; None for AdamW or without it.
-    medians, means : dict name -> SeedMean
+    medians, means, keys : dict name -> SeedMean
         What the probe measured, see `runs.run_cell`.
     diverged : int, seeds with a non-finite loss at the chosen learning rate
     """
@@ -62,6 +62,7 @@ class MethodResult:
     difference: SeedMean | None
     medians: dict[str, SeedMean]
     means: dict[str, SeedMean]
+    keys: dict[str, SeedMean]
     diverged: int
 
     @property
@@ -74,7 +75,7 @@ class MethodResult:
         for name in ("validation", "test", "last", "difference"):
             estimate = getattr(self, name)
             found[name] = None if estimate is None else estimate.as_dict()
-        for name in ("medians", "means"):
+        for name in ("medians", "means", "keys"):
             found[name] = {q: e.as_dict() for q, e in getattr(self, name).items()}
         return found | {"diverged": self.diverged}
 
@@ -142,6 +143,7 @@ class TaskResult:
             difference=difference,
             medians={q: over_seeds([run["median"][q] for run in runs]) for q in CURVES},
             means={q: over_seeds([run["mean"][q] for run in runs]) for q in RATIOS},
+            keys={q: over_seeds([run["key"][q] for run in runs]) for q in RATIOS},
             diverged=sum(run["diverged_at"] is not None for run in runs),
         )
 
@@ -162,12 +164,26 @@ class TaskResult:
             for method in self.methods
         }
 
+    def evaluations(self) -> dict[str, dict[str, list[float]]]:
+        """method -> steps, and means of both parts over the seeds that did not diverge."""
+        found = {}
+        for method in self.methods:
+            lines = [run["evaluations"] for run in _whole(self.runs(method))]
+            found[method] = {"step": [at["step"] for at in lines[0]]} | {
+                part: np.mean(
+                    [[self.criterion.value(at, part) for at in line] for line in lines], axis=0
+                ).tolist()
+                for part in PARTS
+            }
+        return found
+
     def as_dict(self) -> dict:
         return {
             "what": self.criterion.what,
             "baselines": self.baselines.as_dict(),
             "methods": [result.as_dict() for result in self.methods.values()],
             "verdict": verdict(self.task, self.criterion, self.methods, self.baselines),
+            "evaluations": self.evaluations(),
             "curves": self.curves(),
         }
 
