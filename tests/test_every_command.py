@@ -164,7 +164,7 @@ def names_of_runs(monkeypatch, tmp_path):
 
 
 # those that read what they train on
-@pytest.mark.parametrize("name", ["language", "rebalance"])
+@pytest.mark.parametrize("name", ["language", "rebalance", "boundary", "backbone"])
 def test_runs_are_named_by_what_is_read_and_not_by_where_it_lies(name, names_of_runs, tmp_path):
     if name == "rebalance":
         pytest.importorskip("tokenizers")
