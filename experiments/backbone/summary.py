@@ -82,7 +82,7 @@ def _mean(found: SeedMean, form: str) -> str:
 
 def _groups(result: BackboneResult) -> list[str]:
     names = list(next(iter(result.text.values())).blocks)
-    lines = ["share by group, and its null" + "".join(f"{name:>16}" for name in names)]
+    lines = ["share by group (its null)   " + "".join(f"{name:>16}" for name in names)]
     for name, found in result.text.items():
         if any(found.blocks[group].run.values for group in names):
             pairs = (found.blocks[group] for group in names)
