@@ -27,7 +27,8 @@ def _text(result: BackboneResult) -> list[str]:
         "or within it by the",
         "interval of run minus null, seed by seed. walk: white noise under momentum alone, where "
         "parameters are many, for",
-        "SGD; and with the correction of Adam's first moment",
+        "SGD; and with the correction of Adam's first moment. One comparison in twenty is above or "
+        "below by chance",
         f"{'':<{NAME}}{f'loss (classes: {result.entropy:.3f})':<{MEAN}}{'test %':<22}",
     ]
     for name, found in result.text.items():
