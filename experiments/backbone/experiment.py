@@ -12,7 +12,7 @@ from ..text.corpus import corpus_key, load_corpus
 from .particle_run import particle_study
 from .text_run import text_cell
 
-PARTICLE_COST = 900  # in steps on text
+PARTICLE_COST = 400  # in steps on text
 
 # What cells return, for reading it back.
 TEXT_FORM = {

@@ -117,7 +117,9 @@ def _walks(axis: Axes, result: BackboneResult, quantity: str, low: float, high: 
     """The walk without and with the correction of Adam's first moment."""
     for kind in ("sgd", "adam"):
         value = result.walks["text"][kind][quantity]
-        axis.plot([low, high], [value] * 2, **DOTTED, label="walk: noise under momentum alone")
+        axis.plot(
+            [low, high], [value] * 2, **DOTTED, label="walk: noise under momentum (SGD, Adam)"
+        )
 
 
 def _sizes(axis: Axes, result: BackboneResult, looks: dict, quantity: str) -> None:

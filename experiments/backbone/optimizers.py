@@ -66,5 +66,6 @@ class TextOptimizer:
             {"params": others, "betas": betas},
             {"params": tables, "betas": (self.momentum, 0.999)},
         ]
-        optimizer = torch.optim.AdamW(groups, self.lr, weight_decay=self.weight_decay)
+        options = {"weight_decay": self.weight_decay, "fused": True}
+        optimizer = torch.optim.AdamW(groups, self.lr, **options)
         return loop(model, optimizer, seed=seed)

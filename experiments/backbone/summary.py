@@ -27,7 +27,8 @@ def _text(result: BackboneResult) -> list[str]:
         "or within it by the",
         "interval of run minus null, seed by seed. walk: white noise under momentum alone, where "
         "parameters are many, for",
-        "SGD; and with the correction of Adam's first moment",
+        "SGD; and with the correction of Adam's first moment. One comparison in twenty is above or "
+        "below by chance",
         f"{'':<{NAME}}{f'loss (classes: {result.entropy:.3f})':<{MEAN}}{'test %':<22}",
     ]
     for name, found in result.text.items():
@@ -82,7 +83,7 @@ def _mean(found: SeedMean, form: str) -> str:
 
 def _groups(result: BackboneResult) -> list[str]:
     names = list(next(iter(result.text.values())).blocks)
-    lines = ["share by group, and its null" + "".join(f"{name:>16}" for name in names)]
+    lines = ["share by group (its null)   " + "".join(f"{name:>16}" for name in names)]
     for name, found in result.text.items():
         if any(found.blocks[group].run.values for group in names):
             pairs = (found.blocks[group] for group in names)
