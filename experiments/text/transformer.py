@@ -25,13 +25,13 @@ class Architecture(Checked):
 
     width: Count = 64
     """Width d of the classifier."""
-    layers: Count = 4
+    layers: Count = 2
     """Transformer blocks."""
     heads: Count = 4
     """Attention heads of a block."""
-    dropout: Part = 0.1
+    dropout: Part = 0.3
     """Part of the entries of embeddings, branches and means that training leaves out at random."""
-    word_dropout: Part = 0.1
+    word_dropout: Part = 0.2
     """Part of the words that training reads as unknown ones."""
 
     def check(self) -> None:
