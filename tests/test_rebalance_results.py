@@ -144,6 +144,8 @@ def test_the_papers_gap_is_set_beside_as_many_nats():
     # 9 of 90 is what 3.78 is of 37.8
     assert found.like == pytest.approx(37.8)
     assert "as many at a perplexity of 37.8, and ours is 90" in found.sentence()
+    unsure = Explanation(result_of({"rescaled": (9.0, -1.0, 2.0)}), SOURCE["sizes"]).sentence()
+    assert "not told apart from none" in unsure and "as many at" not in unsure
     nearest = explained((3.5, 3.5, 3.5), (9.0,) * 3, (9.0,) * 3)
     assert "Nearest to the paper's is factor 4: +3.50 [+3.50, +3.50] PPL." in nearest.sentence()
 
@@ -164,8 +166,9 @@ def test_a_verdict_is_read_off_the_intervals_whichever_way_it_falls():
     harmed = verdict(result_of(bad | {"rescaled-hard": (29.0, 29.5, 30.0)}), "classic")
     assert "hard is worse than going on without it (+8.50 [" in harmed
     assert "worse than the control (+29.50 [" in harmed
-    one = dataclasses.replace(STUDY, seeds=1)
-    assert "decides nothing" in verdict(result_of(bad, study=one), "classic")
+    one = result_of(bad, study=dataclasses.replace(STUDY, seeds=1))
+    assert "decides nothing" in verdict(one, "classic")
+    assert "of one seed, without intervals" in Explanation(one, SOURCE["sizes"]).sentence()
 
 
 def test_what_is_printed_has_all_of_it():
@@ -177,7 +180,7 @@ def test_what_is_printed_has_all_of_it():
         "+3.78 ± 0.42",
         "factor 4",
         "width 8, 1 layers (0.00M)",
-        "after 100 steps",
+        "checkpoint after 100 steps",
         "training loss 50 steps after",
         verdict(report.result, "classic")[:30],
     ):

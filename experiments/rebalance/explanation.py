@@ -69,7 +69,7 @@ class Explanation:
             label = f"width {place['width']}, {place['layers']} layers ({size:.2f}M)"
             return Point(label, size, gap, plain)
         (value,) = place.values()
-        label = f"factor {value:g}" if axis == "factor" else f"after {value} steps"
+        label = f"factor {value:g}" if axis == "factor" else f"checkpoint after {value} steps"
         return Point(label, value, gap, plain)
 
     def _since(self) -> list[tuple[int, SeedMean]]:
@@ -111,9 +111,11 @@ class Explanation:
         """What explains that our gap is not the paper's, out of the numbers."""
         if not math.isfinite(self.main.nats.mean):
             return "Nothing is explained: the rescaled runs diverged."
-        plain = self.axes["stage"][-1].plain.mean
+        plain = self.result.plain(self.variant, self.result.setting.whole).mean
         text = f"The gap of {shown(self.main.ppl, 2)} PPL is {shown(self.main.nats, 3)} nats"
-        if math.isfinite(self.like):
+        if self.main.nats.low is not None and not apart(self.main.nats):
+            text += ", not told apart from none"
+        elif math.isfinite(self.like):
             text += (
                 f"; the paper's +{PAPER_GAP:g} is as many at a perplexity of {self.like:.3g}, and "
                 f"ours is {plain:.3g}"
@@ -128,8 +130,10 @@ class Explanation:
             text += f": most with the {most}"
             rest = [axis for axis in moved if axis not in told]
             text += f", not beyond its interval with the {' and the '.join(rest)}" if rest else ""
-        elif words:
+        elif any(by.low is not None for by in moved.values()):
             text += ": with none beyond its interval"
+        elif words:
+            text += ": of one seed, without intervals"
         near = self.nearest()
         return f"{text}. Nearest to the paper's is {near.label}: {shown(near.gap.ppl, 2)} PPL."
 
