@@ -13,7 +13,7 @@ from torch import nn
 
 from ipslimit.measure.trajectory import TrainingPath, displacements, gram_matrix
 
-from ..frame.progress import stage
+from ..frame.progress import report, stage
 from ..text.batches import Batch
 from ..text.corpus import load_corpus
 from ..text.training import TrainingLoop, evaluate
@@ -140,6 +140,7 @@ class _Recorder:
                 self.updates.append(self.rows.append(moved))
             if (step + 1) % self.setting.every == 0:
                 self.points[step + 1] = self.rows.append(_parameters(model))
+            report(step + 1, self.setting.steps)
         if not all(torch.isfinite(p).all() for p in model.parameters()):
             self.diverged_at = self.setting.steps
 
