@@ -99,9 +99,9 @@ class LanguageRuns(Checked):
     """wikipedia (fetched once), a text file, or a folder with wiki.train.tokens (WikiText)."""
     language_vocabulary: Annotated[int, Whole(257)] = 1024  # the bytes and one merge
     """Tokens of the byte-level BPE that is trained on the text."""
-    language_context: Count = 64
+    language_context: Count = 32
     """Tokens of a window."""
-    language_width: Count = 128
+    language_width: Count = 64
     """Width of the language model."""
     language_layers: Count = 2
     """Transformer blocks of the language model."""
@@ -109,15 +109,15 @@ class LanguageRuns(Checked):
     """Attention heads of a block of the language model."""
     language_dropout: Part = 0.0
     """Part of the entries of embeddings and branches that training leaves out at random."""
-    language_batch: Count = 8
+    language_batch: Count = 32
     """Windows in a step."""
-    language_steps: Count = 1500
+    language_steps: Count = 1000
     """Training steps of the language model."""
-    language_evaluate: Count = 250
+    language_evaluate: Count = 200
     """Steps between two evaluations of the language model (the last step is always one)."""
-    held_out_windows: Count = 128
+    held_out_windows: Count = 256
     """Most windows of the held-out text for validation, and as many others for the test."""
-    language_lrs: Rates = (1e-3, 2e-3, 4e-3)
+    language_lrs: Rates = (3e-3, 6e-3, 1.2e-2)
     """Learning rates of the language model that every method begins its search with."""
     language_tuning_seeds: Count = 1
     """Seeds by whose validation a method's learning rate of the language model is chosen."""
