@@ -142,7 +142,7 @@ class BoundaryExperiment(Experiment):
                 self.NAME,
                 data,
                 runs.decides(),
-                dataclasses.asdict(setting.schedule),
+                dataclasses.asdict(setting.schedule_of(cell.task)),
                 setting.early,
                 dataclasses.asdict(cell),
             ),

@@ -88,7 +88,7 @@ def run_cell(setting: BoundarySetting, source: tuple, cell: BoundaryCell) -> dic
         [*trained.watchers, first, probe],
         task.loss,
         cell.seed,
-        setting.schedule.over(plan.steps),
+        setting.schedule_of(cell.task).over(plan.steps),
     )
     if method.calibrated:
         _calibrate(loop, itertools.islice(task.batches(cell.seed), CALIBRATION))

@@ -111,9 +111,11 @@ class LanguageRuns(Checked):
     """Part of the entries of embeddings and branches that training leaves out at random."""
     language_batch: Count = 32
     """Windows in a step."""
-    language_steps: Count = 1000
+    language_steps: Count = 1200
     """Training steps of the language model."""
-    language_evaluate: Count = 200
+    language_warmup: Natural = 200
+    """Steps in which its learning rate grows linearly, in place of warmup."""
+    language_evaluate: Count = 240
     """Steps between two evaluations of the language model (the last step is always one)."""
     held_out_windows: Count = 256
     """Most windows of the held-out text for validation, and as many others for the test."""
@@ -205,6 +207,12 @@ class BoundarySetting(Checked):
         """How a model of that task is trained."""
         return getattr(self, task).plan
 
+    def schedule_of(self, task: str) -> Schedule:
+        """How the learning rate of that task goes over a run."""
+        if task == "reviews":
+            return self.schedule
+        return dataclasses.replace(self.schedule, warmup=self.language.language_warmup)
+
     def quick(self) -> BoundarySetting:
         """The two higher learning rates with one seed, two seeds, at most 200 steps, one width."""
         reviews = dataclasses.replace(
@@ -216,6 +224,7 @@ class BoundarySetting(Checked):
         language = dataclasses.replace(
             self.language,
             language_steps=min(200, self.language.language_steps),
+            language_warmup=min(50, self.language.language_warmup),
             language_lrs=self.language.plan.lrs[-2:],
             language_tuning_seeds=1,
         )
