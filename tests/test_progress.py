@@ -176,8 +176,8 @@ def test_the_time_left_is_told_once_it_can_be_known(monkeypatch):
 def test_what_a_terminal_shows(tmp_path, capsys):
     (_,) = run("name", [Work(tasks(names="a"), Cells(tmp_path), lambda seconds: InProcess())])
     first, *_, last = re.split("[\r\n]+", capsys.readouterr().err.strip())
-    assert re.fullmatch(r"name:   0%\|.*\| 00:00", first.strip())
-    assert re.fullmatch(r"name: 100%\|.*\| 00:0\d, 00:00 left", last.strip())
+    assert re.fullmatch(r"name:   0%\|.*\| \d\d:\d\d", first.strip())
+    assert re.fullmatch(r"name: 100%\|.*\| \d\d:\d\d, 00:00 left", last.strip())
 
 
 def test_a_solve_reports_as_if_it_took_as_few_grids_as_can_be():
