@@ -42,7 +42,7 @@ def small_setting(reviews, **changes):
             language_heads=2,
             language_batch=2,
             language_warmup=2,
-        language_steps=4,
+            language_steps=4,
             language_evaluate=2,
             held_out_windows=4,
             language_lrs=(3e-3, 1e-2),

@@ -34,6 +34,8 @@ CLAUSES = table(THEORY, "| clause |")
 STUDIED = table(README, "| study |")
 SWEPT = table(README, "| step | variable |")
 RULES = table(THEORY, "| rule |")
+ON_TEXT = README.split("### On real text")[1].split("\n## ")[0]
+SIGNED = re.compile(r"[+-]?\d+(?:\.\d+)? \[[+-]?\d+(?:\.\d+)?, [+-]?\d+(?:\.\d+)?\]")
 
 
 def test_every_study_is_in_the_table_of_the_readme():
@@ -50,6 +52,14 @@ def test_every_clause_names_a_command_and_tests_that_are_there():
         assert words[2:3] in ([], *([name] for name in NAMES)), clause
         files = re.findall(r"`(test_\w+\.py)`", held_by)
         assert files and all((ROOT / "tests" / file).exists() for file in files), clause
+
+
+def test_what_is_claimed_of_real_text_stands_in_what_its_commands_printed():
+    # their default sizes take half an hour each: docs/text.md is what they printed
+    numbers = SIGNED.findall(" ".join(ON_TEXT.split()))
+    printed = " ".join((ROOT / "docs" / "text.md").read_text().split())
+    assert len(numbers) >= 20
+    assert [number for number in numbers if number not in printed] == []
 
 
 @pytest.fixture(scope="module")
