@@ -22,6 +22,7 @@ LOOKS = {
     for method, colour, marker in zip(METHODS, ("black", *COLOURS), ("x", *MARKERS), strict=True)
 }
 SMOOTH = 15  # steps of the running mean of curves
+LINEAR = 2.0  # points or PPL within which the axis of differences is linear
 
 
 def boundary_figure(result: BoundaryResult) -> Figure:
@@ -63,10 +64,12 @@ def _differences(axis: Axes, task: TaskResult) -> None:
             axis.plot([difference.low, difference.high], [-i, -i], lw=1.2, color=look["color"])
         axis.plot(difference.mean, -i, ms=4.5, **look)
     axis.axvline(0.0, **DOTTED)
-    note(axis, "AdamW", (0.0, 0.6), xytext=(2, 0), va="center", **BESIDE)
+    note(axis, "AdamW", (0.0, 0.6), xytext=(-2, 0), va="center", ha="right", **BESIDE)
+    # an ablation may be far worse than all that are to be told apart
+    axis.set_xscale("symlog", linthresh=LINEAR)
     axis.set_ylim(-len(shown) + 0.4, 1.0)
     axis.set_yticks([])
     if not task.criterion.higher:
         axis.invert_xaxis()
     words = f"test {task.criterion.what} minus AdamW's"
-    label(axis, f"{words}\n(better to the right; 95 % over seeds)")
+    label(axis, f"{words}\n(better to the right; linear within ±{LINEAR:g})")
