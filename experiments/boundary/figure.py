@@ -55,6 +55,8 @@ def _curves(axis: Axes, task: TaskResult, name: str, words: str) -> None:
 def _differences(axis: Axes, task: TaskResult) -> None:
     """Better is to the right, whatever the criterion."""
     shown = [found for found in task.methods.values() if found.difference is not None]
+    # an ablation may be far worse than all that are to be told apart
+    axis.set_xscale("symlog", linthresh=LINEAR)
     for i, found in enumerate(shown):
         look = LOOKS[found.method]
         dots = {"ls": "", "marker": ".", "ms": 3, "alpha": 0.5, "color": look["color"]}
@@ -65,8 +67,6 @@ def _differences(axis: Axes, task: TaskResult) -> None:
         axis.plot(difference.mean, -i, ms=4.5, **look)
     axis.axvline(0.0, **DOTTED)
     note(axis, "AdamW", (0.0, 0.6), xytext=(-2, 0), va="center", ha="right", **BESIDE)
-    # an ablation may be far worse than all that are to be told apart
-    axis.set_xscale("symlog", linthresh=LINEAR)
     axis.set_ylim(-len(shown) + 0.4, 1.0)
     axis.set_yticks([])
     if not task.criterion.higher:
