@@ -8,7 +8,7 @@ from ..intervals import SeedMean
 from .quantities import QUANTITIES, Comparison
 from .results import DIVERGED, PAPER_SHARES, UNTRAINED, BackboneResult
 
-NAME, MEAN = 20, 24  # characters
+NAME, MEAN = 20, 26  # characters
 
 
 def summary(result: BackboneResult) -> str:
