@@ -16,6 +16,18 @@ pytestmark = pytest.mark.skipif(
     or not hasattr(signal, "pthread_sigmask"),
     reason="signals come in the main thread, and are blocked where there is such a thing",
 )
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """Signals as in front: behind & a shell has Ctrl-C ignored, which what it begins inherits."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 LEAVING = """
 import signal
 from ipslimit.experiments.signals import handled, leave
