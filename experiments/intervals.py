@@ -28,6 +28,13 @@ class SeedMean:
     values: tuple[float, ...]
 
     @property
+    def side(self) -> int | None:
+        """1 or -1: above or below 0 with all of the interval; 0: it holds 0; None without one."""
+        if self.low is None:
+            return None
+        return int(self.low > 0.0) - int(self.high < 0.0)
+
+    @property
     def missing(self) -> int:
         """Seeds whose value is not finite, and which the mean leaves out."""
         return sum(not math.isfinite(value) for value in self.values)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..engines import Engine
 from ..frame.experiment import Experiment
 from ..frame.task import Task
 from ..store import NUMBER
-from ..text.corpus import corpus_key, load_corpus
+from ..text.corpus import corpus_key
 from .particle_run import particle_study
 from .text_run import text_cell
 
@@ -86,8 +85,3 @@ class BackboneExperiment(Experiment):
 
     def _key(self, cell: BackboneCell, *settings: dict) -> tuple:
         return (self.NAME, cell.kind, cell.seed, *settings)
-
-    def prepare(self, missing: list[BackboneCell], engine: Engine) -> tuple:
-        if any(cell.kind == "text" for cell in missing):
-            load_corpus(self.setting.text.corpus)  # downloads once, before the workers need it
-        return ()

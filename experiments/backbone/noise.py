@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..text.training import TrainingLoop
+from ..text.training import TrainingLoop, seed_of_step
 
 # Step -> root mean square of every parameter's gradient; None where there was none.
 Sizes = dict[int, list[float | None]]
@@ -55,8 +54,7 @@ class NoiseLoop(TrainingLoop):
         """Leave noise in the parameters' gradients; returns 0, since nothing is learned."""
         if self.watchers:  # an optimizer that sees the inputs of layers sees the batch's
             super().gradient(batch, step)
-        (seed,) = np.random.SeedSequence((self.seed, step, 3)).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seed))
+        generator = torch.Generator().manual_seed(seed_of_step(self.seed, step, 3))
         for parameter, size in zip(self.model.parameters(), self.sizes[step], strict=True):
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.grad = None if size is None else noise.mul_(size)

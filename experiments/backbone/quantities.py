@@ -127,11 +127,7 @@ class Comparison:
         """ "above", "below" or "within" chance, by the interval of the difference."""
         if not math.isfinite(self.difference.mean):
             return "no null" if self.run.values else "no run"
-        if self.difference.low is None:
-            return "one seed"
-        if self.difference.low > 0:
-            return "above"
-        return "below" if self.difference.high < 0 else "within"
+        return {None: "one seed", 1: "above", -1: "below", 0: "within"}[self.difference.side]
 
     def as_dict(self) -> dict:
         means = {name: getattr(self, name).as_dict() for name in ("run", "null", "difference")}

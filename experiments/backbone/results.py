@@ -75,7 +75,6 @@ class BackboneResult:
     def __init__(self, setting: BackboneSetting, found: dict[BackboneCell, dict]):
         self.setting = setting
         self.optimizers = {o.name: o for o in setting.text_optimizers()}
-
         seeds = range(setting.text.seeds)
         self.runs = {
             name: [found[BackboneCell("text", name, seed)] for seed in seeds]

@@ -11,7 +11,7 @@ from ..engines import Engine
 from ..frame.experiment import Experiment
 from ..frame.task import Task
 from ..settings import StudyError
-from ..text.corpus import corpus_key, load_corpus
+from ..text.corpus import corpus_key
 from ..text.source import read_text, require_windows
 from ..text.tokens import token_key, tokenize
 from .criteria import CRITERIA
@@ -150,11 +150,6 @@ class BoundaryExperiment(Experiment):
             # steps, each as long as one at the usual width
             cost=plan.steps * (cell.width / plan.width) ** 1.6,
         )
-
-    def prepare(self, missing: list[Cell], engine: Engine) -> tuple:
-        if "reviews" in self.setting.tasks:
-            load_corpus(self.setting.reviews.corpus)
-        return ()
 
 
 def _require_two(held_out: np.ndarray, length: int) -> None:

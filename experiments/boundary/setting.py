@@ -9,10 +9,10 @@ from ..frame.fields import (
     Checked,
     Count,
     Distinct,
+    Dropped,
     Given,
     Natural,
     NotNegative,
-    Part,
     Positive,
     Some,
     Whole,
@@ -107,7 +107,7 @@ class LanguageRuns(Checked):
     """Transformer blocks of the language model."""
     language_heads: Count = 4
     """Attention heads of a block of the language model."""
-    language_dropout: Part = 0.0
+    language_dropout: Dropped = 0.0
     """Part of the entries of embeddings and branches that training leaves out at random."""
     language_batch: Count = 32
     """Windows in a step."""

@@ -25,13 +25,9 @@ def side(difference: SeedMean, higher: bool) -> str:
 
     "alike" where the interval holds 0, "unknown" where there is none.
     """
-    if difference.low is None:
-        return "unknown"
-    if difference.low > 0.0:
-        return "better" if higher else "worse"
-    if difference.high < 0.0:
-        return "worse" if higher else "better"
-    return "alike"
+    if not difference.side:
+        return "unknown" if difference.side is None else "alike"
+    return "better" if (difference.side > 0) == higher else "worse"
 
 
 def reaches(value: float, bar: float, higher: bool) -> bool:

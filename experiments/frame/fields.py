@@ -150,7 +150,7 @@ Positive = Annotated[float, Real(0.0, include_low=False)]
 NotNegative = Annotated[float, Real(0.0)]
 # a decay may be 0 and not 1, an inner part neither
 Decay = Annotated[float, Real(0.0, 1.0, include_high=False)]
-Part = Decay  # that is left out
+Dropped = Decay  # part that is left out
 Inner = Annotated[float, Real(0.0, 1.0, include_low=False, include_high=False)]
 
 

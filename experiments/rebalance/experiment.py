@@ -75,10 +75,11 @@ class RebalanceExperiment(Experiment):
         try:
             for stage in self.setting.stages_of(base):
                 path = checkpoint_path(self.setting, self.folder, self.tokens_key, base, stage)
-                if read_blob(path) is None:
+                checkpoint = read_blob(path)
+                if checkpoint is None:
                     return False
                 trainer, _ = _trainer(self.setting, self.folder, self.tokens_key, base)
-                _restore(trainer, path, found, stage)
+                _restore(trainer, path, checkpoint, found, stage)
         except ValueError as damage:  # also of a checkpoint of another model
             text = str(damage) if path.name in str(damage) else f"{path.name}: {damage}"
             raise DamagedFile(text) from None
@@ -139,14 +140,14 @@ def run_other(
     trainer, held_out = _trainer(setting, folder, tokens, cell)
     if cell.stage:
         path = checkpoint_path(setting, folder, tokens, cell, cell.stage)
-        _restore(trainer, path, base[0], cell.stage)
+        _restore(trainer, path, read_blob(path), base[0], cell.stage)
     arm, steps = BY_NAME[cell.arm], setting.steps_of(cell)
     return run_arm(arm, trainer, setting.treatment, cell.factor, steps, held_out)
 
 
-def _restore(trainer: Trainer, path: Path, base: dict, stage: int) -> None:
+def _restore(trainer: Trainer, path: Path, checkpoint: bytes, base: dict, stage: int) -> None:
     """Go on from a base's checkpoint, which is that of its step or, if it diverged, of its last."""
-    trainer.restore(read_blob(path))
+    trainer.restore(checkpoint)
     reached = sum(map(math.isfinite, base["losses"][:stage]))
     if trainer.step != reached:
         raise DamagedFile(f"{path.name} is of step {trainer.step} in place of {reached}")

@@ -113,7 +113,7 @@ class Explanation:
             return "Nothing is explained: the rescaled runs diverged."
         plain = self.result.plain(self.variant, self.result.setting.whole).mean
         text = f"The gap of {shown(self.main.ppl, 2)} PPL is {shown(self.main.nats, 3)} nats"
-        if self.main.nats.low is not None and not apart(self.main.nats):
+        if self.main.nats.side == 0:
             text += ", not told apart from none"
         elif math.isfinite(self.like):
             text += (
@@ -124,7 +124,7 @@ class Explanation:
         words = [f"{self._ends(axis)} by {shown(by, 3)}" for axis, by in moved.items()]
         if words:
             text += ". It moves " + ", ".join(words)
-        told = {axis: abs(by.mean) for axis, by in moved.items() if apart(by)}
+        told = {axis: abs(by.mean) for axis, by in moved.items() if by.side}
         if told:
             most = max(told, key=told.get)
             text += f": most with the {most}"
@@ -151,11 +151,6 @@ class Explanation:
             "moved_nats": {axis: by.as_dict() for axis, by in self.moved().items()},
             "sentence": self.sentence(),
         }
-
-
-def apart(difference: SeedMean) -> bool:
-    """Whether the interval leaves out zero."""
-    return difference.low is not None and not difference.low <= 0.0 <= difference.high
 
 
 def shown(value: SeedMean, digits: int) -> str:

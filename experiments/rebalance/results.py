@@ -85,15 +85,11 @@ class RebalanceResult:
         """Held-out, in nats a token, at the end of a run; NaN if it diverged."""
         if cell.arm in (BASE.name, CONTROL.name):
             # the base itself, as far as the arms beside it go
-            end = cell.stage + self._steps(cell.arm)
-            found = self.cells[self.setting.base_of(cell)]["held_out"][str(end)]
+            end = str(self.setting.end(cell))
+            found = self.cells[self.setting.base_of(cell)]["held_out"][end]
         else:
             found = self.cells[cell]["held_out"]
         return math.nan if found is None else found
-
-    def _steps(self, arm: str) -> int:
-        setting = self.setting
-        return setting.resumed_steps if BY_NAME[arm].resumed else setting.start_steps
 
     def losses(
         self, variant: str, arm: str, seeds: Sequence[int] | None = None, **place

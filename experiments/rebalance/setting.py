@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from ..frame.fields import Checked, Count, Distinct, Inner, Part, Some, Whole
+from ..frame.fields import Checked, Count, Distinct, Dropped, Inner, Some, Whole
 from ..settings import Flat
 from ..text.source import WIKIPEDIA, check_source
 from ..text.training import Recipe, Trainer
@@ -80,7 +80,7 @@ class RebalanceSetting(Checked):
     """Layers of the model."""
     heads: Count = 4
     """Query heads of a layer."""
-    dropout: Part = 0.0
+    dropout: Dropped = 0.0
     """Part of the entries of embeddings and branches that training leaves out at random."""
     held_out_windows: Count = 512
     """Windows on which perplexity is measured, spread over all of the held-out text."""
@@ -203,8 +203,9 @@ class RebalanceSetting(Checked):
         return self.resumed_steps if BY_NAME[cell.arm].resumed else self.start_steps
 
     def end(self, cell: RebalanceCell) -> int:
-        """The step of the plain run at which it stands beside the end of a cell."""
-        return cell.stage + self.steps_of(cell)
+        """The step of the plain run beside the end of a cell; of a plain one, of starts' ends."""
+        arm = BY_NAME[cell.arm]
+        return cell.stage + (self.resumed_steps if arm.resumed else self.start_steps)
 
     def stages_of(self, base: RebalanceCell) -> list[int]:
         """The steps after which a base leaves a checkpoint that others start from."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .explanation import shown
 from .results import Gap, RebalanceResult
 
+_WORDS = {None: "diverged beside", 1: "worse than", -1: "better than", 0: "not told apart from"}
+
 
 def verdict(result: RebalanceResult, variant: str) -> str:
     """One sentence on hard and soft SAGGS, whichever way it falls."""
@@ -29,13 +31,4 @@ def verdict(result: RebalanceResult, variant: str) -> str:
 
 
 def _judged(gap: Gap, of: str) -> str:
-    difference = gap.ppl
-    if difference.low is None:
-        word = "diverged beside"
-    elif difference.low > 0.0:
-        word = "worse than"
-    elif difference.high < 0.0:
-        word = "better than"
-    else:
-        word = "not told apart from"
-    return f"{word} {of} ({shown(difference, 2)})"
+    return f"{_WORDS[gap.ppl.side]} {of} ({shown(gap.ppl, 2)})"

@@ -111,9 +111,9 @@ class WindowBatches:
         rows = [self._order(epoch)[place] for epoch, place in places]
         return torch.from_numpy(self.windows[rows].astype(np.int64))
 
-    def stream(self, first: int = 0) -> Iterator[torch.Tensor]:
-        """The batches of step `first`, counted from 0, and of all after it."""
-        return map(self.batch, itertools.count(first))
+    def stream(self) -> Iterator[torch.Tensor]:
+        """The batches of all steps."""
+        return map(self.batch, itertools.count())
 
     def _order(self, epoch: int) -> np.ndarray:
         """Permutation of the windows in an epoch; the latest one is kept."""

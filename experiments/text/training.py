@@ -118,10 +118,15 @@ def drawing_alone(seed: int, step: int) -> Iterator[None]:
 
     What is drawn meanwhile depends on (seed, step) alone.
     """
-    (state,) = np.random.SeedSequence((seed, step, 2)).generate_state(1, np.uint64)
     with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(int(state))
+        torch.default_generator.manual_seed(seed_of_step(seed, step, 2))
         yield
+
+
+def seed_of_step(seed: int, step: int, stream: int) -> int:
+    """Of what is drawn at a step of a run; a stream apart for everything that is."""
+    (found,) = np.random.SeedSequence((seed, step, stream)).generate_state(1, np.uint64)
+    return int(found)
 
 
 def review_loss(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..frame.fields import Checked, Count, Part
+from ..frame.fields import Checked, Count, Dropped
 from .words import UNKNOWN
 
 VARIANTS = ("classic", "modern")
@@ -29,9 +29,9 @@ class Architecture(Checked):
     """Transformer blocks."""
     heads: Count = 4
     """Attention heads of a block."""
-    dropout: Part = 0.3
+    dropout: Dropped = 0.3
     """Part of the entries of embeddings, branches and means that training leaves out at random."""
-    word_dropout: Part = 0.2
+    word_dropout: Dropped = 0.2
     """Part of the words that training reads as unknown ones."""
 
     def check(self) -> None:
