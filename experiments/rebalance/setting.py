@@ -72,9 +72,9 @@ class RebalanceSetting(Checked):
     """Steps from an imbalanced start, compared with as many of the base's own training."""
     vocabulary: Annotated[int, Whole(257)] = 1024  # the bytes and one merge
     """Tokens of the byte-level BPE that is trained on the text."""
-    context: Count = 64
+    context: Count = 32
     """Tokens of a window."""
-    width: Count = 128
+    width: Count = 96
     """Width of the model."""
     layers: Count = 2
     """Layers of the model."""

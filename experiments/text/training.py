@@ -179,11 +179,11 @@ def held_out_loss(model: Decoder, windows: np.ndarray, batch: int = 32) -> float
 class Recipe(Checked):
     """How a language model is trained."""
 
-    batch: Count = 8
+    batch: Count = 24
     """Windows of text in a step."""
-    lr: Positive = 2e-3
+    lr: Positive = 4e-3
     """Highest learning rate."""
-    schedule: Annotated[Schedule, Flat] = Schedule()
+    schedule: Annotated[Schedule, Flat] = Schedule(warmup=150)
     beta1: Decay = 0.9
     """First-moment decay of AdamW."""
     beta2: Decay = 0.95
