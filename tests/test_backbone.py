@@ -64,7 +64,7 @@ def test_streamed_geometry_is_that_of_the_parameters(text, tmp_path, kind):
     optimizer = TextOptimizer(kind, 3e-3, 0.01, 0.9)
     cell = text_cell(text, optimizer, 1, str(tmp_path))
     corpus = load_corpus(text.corpus)
-    model = text.architecture.make(len(corpus.vocabulary), 12, seed=1)
+    model = text.architecture.make(corpus, seed=1)
     training, batches = optimizer.make(model, 1), corpus.train.stream(1)
 
     def trunk():

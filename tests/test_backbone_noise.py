@@ -121,7 +121,7 @@ def test_noise_of_one_size_under_momentum_is_the_walk(text, tmp_path):
     )
 
     def loop():
-        model = setting.architecture.make(len(load_corpus(setting.corpus).vocabulary), 12, 0)
+        model = setting.architecture.make(load_corpus(setting.corpus), 0)
         sizes = dict.fromkeys(range(40), [1e-3] * len(list(model.parameters())))
         return SGD.make(model, 0, sizes)
 

@@ -9,7 +9,7 @@ import pytest
 from ipslimit.experiments.boundary.baselines import Baselines
 from ipslimit.experiments.boundary.criteria import CRITERIA, WORST
 from ipslimit.experiments.boundary.search import search
-from ipslimit.experiments.boundary.verdict import reaches, side, verdict
+from ipslimit.experiments.boundary.verdict import side, verdict
 from ipslimit.experiments.intervals import over_seeds
 
 
@@ -97,12 +97,13 @@ def test_a_run_that_diverged_is_the_worst_whatever_it_reached(task):
     assert criterion.mean_score([good, broken]) == WORST < criterion.mean_score([good])
 
 
-def method(label, values, reference=None):
+def method(label, values, reference=None, bar=75.0):
     difference = None if reference is None else over_seeds(np.subtract(values, reference))
-    return SimpleNamespace(label=label, test=over_seeds(values), difference=difference)
+    above = over_seeds(np.subtract(values, bar))
+    return SimpleNamespace(label=label, above=above, difference=difference)
 
 
-BAYES = Baselines({}, {"naive Bayes": {"validation": 70.0, "test": 75.0}}, "naive Bayes")
+BAYES = Baselines([], {"naive Bayes": {"test": [75.0]}}, "naive Bayes")
 
 
 def test_the_verdict_is_what_the_intervals_say():
@@ -116,21 +117,30 @@ def test_the_verdict_is_what_the_intervals_say():
     assert "better is UP +2.10 [+1.85, +2.35]; worse is DOWN -1.90 [-2.15, -1.65]" in text
     assert "not told apart is SAME" in text
     # of perplexities the lower one is the better
-    bigram = Baselines({}, {"bigram": {"test": 91.0}}, "bigram")
+    bigram = Baselines([], {"bigram": {"test": [91.0]}}, "bigram")
+    methods["adamw"] = method("AdamW", reference, bar=91.0)
     text = verdict("language", CRITERIA["language"], methods, bigram)
     assert "better is DOWN" in text and "worse is UP" in text
     del methods["up"]
+    methods["adamw"] = method("AdamW", reference)
     text = verdict("reviews", CRITERIA["reviews"], methods, BAYES)
     assert "no method is better; worse is DOWN" in text
 
 
 def test_a_verdict_needs_a_model_above_the_baseline_and_seeds_enough():
     criterion = CRITERIA["reviews"]
-    reference = [74.0, 74.5, 75.0]
+    reference = [73.0, 73.5, 74.0]
     methods = {"adamw": method("AdamW", reference), "b": method("B", [90.0] * 3, reference)}
     text = verdict("reviews", criterion, methods, BAYES)
-    assert "nothing is said: AdamW has 74.5 and naive Bayes 75.0" in text
+    assert "nothing is said: AdamW is -1.50 [-2.74, -0.26] beside naive Bayes" in text
     assert "90" not in text and "B +" not in text
+    near = [74.0, 74.5, 75.0]  # the interval holds the baseline
+    methods = {"adamw": method("AdamW", near), "b": method("B", [90.0] * 3, near)}
+    text = verdict("reviews", criterion, methods, BAYES)
+    assert "not told apart from naive Bayes (AdamW -0.50 [-1.74, +0.74]" in text
+    assert "better is B" in text
+    methods = {"adamw": method("AdamW", [np.nan] * 3), "b": method("B", [90.0] * 3, near)}
+    assert "nothing is said" in verdict("reviews", criterion, methods, BAYES)
     two = [80.0, 81.0]
     methods = {"adamw": method("AdamW", two), "b": method("B", [90.0, 91.0], two)}
     text = verdict("reviews", criterion, methods, BAYES)
@@ -144,5 +154,3 @@ def test_sides_of_an_interval():
     assert side(over_seeds([-1.0, 1.1, 0.2]), higher=True) == "alike"
     assert side(over_seeds([0.0, 0.0]), higher=True) == "alike"
     assert side(over_seeds([1.0]), higher=True) == "unknown"
-    assert not reaches(math.nan, 1.0, True) and not reaches(math.nan, 1.0, False)
-    assert reaches(2.0, 2.0, True) and not reaches(2.1, 2.0, False)

@@ -40,7 +40,7 @@ def text_cell(setting: TextSetting, optimizer: TextOptimizer, seed: int, folder:
     corpus = load_corpus(setting.corpus)
 
     def model() -> TextClassifier:
-        return setting.architecture.make(len(corpus.vocabulary), setting.corpus.longest, seed)
+        return setting.architecture.make(corpus, seed)
 
     sizes = [(name, p.numel()) for name, p in model().named_parameters()]
     groups, size = group_columns(sizes), sum(count for _, count in sizes)

@@ -33,6 +33,11 @@ def seed_cells(setting: BoundarySetting, task: str, method: str, lr: float) -> l
     return [BoundaryCell(task, method, lr, width, seed) for seed in range(setting.seeds)]
 
 
+def baseline_cells(setting: BoundarySetting, task: str) -> list[BaselineCell]:
+    """Of every seed, where each has its own data; else of one."""
+    return [BaselineCell(task, seed) for seed in range(setting.seeds if task == "reviews" else 1)]
+
+
 def width_cells(setting: BoundarySetting) -> dict[int, list[BoundaryCell]]:
     """The runs of AdamW on reviews by their width.
 
@@ -103,7 +108,7 @@ class BoundaryExperiment(Experiment):
         for of_width in reversed(width_cells(setting).values()):  # the long ones first
             cells |= dict.fromkeys(of_width)
         for task in setting.tasks:
-            cells[BaselineCell(task)] = None
+            cells |= dict.fromkeys(baseline_cells(setting, task))
             for method in setting.methods:
                 state = searched(setting, self.found, task, method)
                 for lr in state.grid:
@@ -127,10 +132,10 @@ class BoundaryExperiment(Experiment):
         data, source = self._keys[cell.task], self._sources[cell.task]
         if isinstance(cell, BaselineCell):
             return Task(
-                name=f"{cell.task}-baselines",
+                name=f"{cell.task}-baselines-seed{cell.seed}",
                 function=run_baselines,
                 arguments=(setting, source, cell),
-                key=(self.NAME, "baselines", data, runs.decides_baselines()),
+                key=(self.NAME, "baselines", data, runs.decides_baselines(), cell.seed),
                 form=BASELINE_FORM,
                 cost=plan.steps / 4,
             )

@@ -12,9 +12,9 @@ from ..intervals import SeedMean, over_seeds
 from ..settings import StudyError
 from .baselines import PARTS, Baselines
 from .criteria import CRITERIA
-from .experiment import Cell, searched, seed_cells, tuning_cells, width_cells
+from .experiment import Cell, baseline_cells, searched, seed_cells, tuning_cells, width_cells
 from .methods import METHODS
-from .runs import CURVES, RATIOS, BaselineCell
+from .runs import CURVES, RATIOS
 from .setting import BoundarySetting
 from .verdict import verdict
 from .windows import windows_of
@@ -45,6 +45,8 @@ class MethodResult:
         At the step that is best in validation.
     last : SeedMean
         Of the test, at the last step.
+    above : SeedMean
+        Of `test`, minus the bar of `Baselines`, on the same data.
     difference : SeedMean
         Of `test`, minus AdamW's, seed by seed; None for AdamW or without it.
     medians, means, keys : dict name -> SeedMean
@@ -59,6 +61,7 @@ class MethodResult:
     validation: SeedMean
     test: SeedMean
     last: SeedMean
+    above: SeedMean
     difference: SeedMean | None
     medians: dict[str, SeedMean]
     means: dict[str, SeedMean]
@@ -72,7 +75,7 @@ class MethodResult:
     def as_dict(self) -> dict:
         found = {"method": self.method, "label": self.label, "lr": self.lr, "inside": self.inside}
         found["validation_of_lr"] = {f"{lr:g}": value for lr, value in self.tried.items()}
-        for name in ("validation", "test", "last", "difference"):
+        for name in ("validation", "test", "last", "above", "difference"):
             estimate = getattr(self, name)
             found[name] = None if estimate is None else estimate.as_dict()
         for name in ("medians", "means", "keys"):
@@ -104,7 +107,7 @@ class TaskResult:
     def __init__(self, setting: BoundarySetting, found: dict[Cell, dict], task: str):
         self.setting, self.found, self.task = setting, found, task
         self.plan, self.criterion = setting.plan(task), CRITERIA[task]
-        self.baselines = Baselines.of(task, found[BaselineCell(task)])
+        self.baselines = Baselines.of(task, [found[c] for c in baseline_cells(setting, task)])
         self._searches = {m: searched(setting, found, task, m) for m in setting.methods}
         for method, state in self._searches.items():
             if state.best is None:
@@ -140,6 +143,7 @@ class TaskResult:
             validation=over_seeds([criterion.of(run, "validation") for run in runs]),
             test=over_seeds(test),
             last=over_seeds([criterion.last(run, "test") for run in runs]),
+            above=over_seeds(np.subtract(test, self.baselines.least)),
             difference=difference,
             medians={q: over_seeds([run["median"][q] for run in runs]) for q in CURVES},
             means={q: over_seeds([run["mean"][q] for run in runs]) for q in RATIOS},

@@ -50,9 +50,10 @@ class BoundaryCell:
 
 @dataclasses.dataclass(frozen=True)
 class BaselineCell:
-    """What is known of a task without any network."""
+    """What is known without any network of a task, on the data of a seed."""
 
     task: str
+    seed: int = 0
 
 
 def run_cell(setting: BoundarySetting, source: tuple, cell: BoundaryCell) -> dict:
@@ -98,7 +99,7 @@ def run_cell(setting: BoundarySetting, source: tuple, cell: BoundaryCell) -> dic
         if not math.isfinite(loss):
             diverged_at = step
         elif step == plan.steps or step % plan.evaluate == 0:
-            found = task.evaluate(loop.model)
+            found = task.evaluate(loop.model, cell.seed)
             if not all(map(math.isfinite, found.values())):
                 diverged_at = step
                 break
@@ -129,7 +130,7 @@ def _calibrate(loop: TrainingLoop, batches: Iterator[Any]) -> None:
 
 def run_baselines(setting: BoundarySetting, source: tuple, cell: BaselineCell) -> dict:
     """What the data of a task are, and how well counts do on them."""
-    return load_task(cell.task, getattr(setting, cell.task), source).baselines()
+    return load_task(cell.task, getattr(setting, cell.task), source).baselines(cell.seed)
 
 
 def _curve(values: np.ndarray, name: str) -> list[float]:

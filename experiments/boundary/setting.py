@@ -63,17 +63,23 @@ class ReviewRuns(Checked):
     """The runs that tell favourable reviews from others."""
 
     corpus: Annotated[CorpusSetting, Flat] = CorpusSetting()
-    architecture: Annotated[Architecture, Flat] = Architecture()
-    steps: Count = 700
+    architecture: Annotated[Architecture, Flat] = Architecture(
+        dropout=0.5, word_dropout=0.5, log_counts=0.5
+    )
+    steps: Count = 420
     """Training steps on reviews."""
-    evaluate: Count = 70
+    evaluate: Count = 35
     """Steps between two evaluations on reviews (the last step is always one)."""
-    lrs: Rates = (1.5e-3, 3e-3, 6e-3)
+    lrs: Rates = (7.5e-4, 1.5e-3, 3e-3)
     """Learning rates on reviews that every method begins its search with."""
     tuning_seeds: Count = 2
     """Seeds by whose validation a method's learning rate on reviews is chosen."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay on reviews, the same for all methods; affine biases have none."""
+
+    def corpus_of(self, seed: int) -> CorpusSetting:
+        """Every seed has a split of its own."""
+        return dataclasses.replace(self.corpus, split_seed=self.corpus.split_seed + seed)
 
     @property
     def plan(self) -> Plan:

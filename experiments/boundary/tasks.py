@@ -13,7 +13,7 @@ from torch import nn
 
 from ..text.baselines import naive_bayes, ngram_losses
 from ..text.batches import Batch, WindowBatches
-from ..text.corpus import load_corpus
+from ..text.corpus import Corpus, load_corpus
 from ..text.source import spread, windows
 from ..text.tokens import TokenizedText, load_tokens
 from ..text.training import evaluate, held_out_loss, review_loss, token_loss
@@ -24,31 +24,34 @@ ORDERS = ("unigram", "bigram", "trigram")
 
 
 class ReviewTask:
-    """Reviews, and the classifier that is trained on them."""
+    """Reviews, which every seed splits in its own way, and the classifier trained on them."""
 
     loss = staticmethod(review_loss)
 
     def __init__(self, runs: ReviewRuns):
-        self.runs, self.corpus = runs, load_corpus(runs.corpus)
+        self.runs = runs
+
+    def corpus(self, seed: int) -> Corpus:
+        return load_corpus(self.runs.corpus_of(seed))
 
     def make_model(self, width: int, seed: int) -> nn.Module:
         architecture = dataclasses.replace(self.runs.architecture, width=width)
-        return architecture.make(len(self.corpus.vocabulary), self.runs.corpus.longest, seed)
+        return architecture.make(self.corpus(seed), seed)
 
     def batches(self, seed: int) -> Iterator[Batch]:
-        return self.corpus.train.stream(seed)
+        return self.corpus(seed).train.stream(seed)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, seed: int) -> dict[str, float]:
         """Accuracy and loss of both parts, as "validation_accuracy" and so on."""
-        found = {}
+        corpus, found = self.corpus(seed), {}
         for name in ("validation", "test"):
-            for what, value in evaluate(model, getattr(self.corpus, name)).items():
+            for what, value in evaluate(model, getattr(corpus, name)).items():
                 found[f"{name}_{what}"] = value
         return found
 
-    def baselines(self) -> dict:
+    def baselines(self, seed: int) -> dict:
         """What the reviews are, and what counts of words make of them: part -> accuracy."""
-        corpus = self.corpus
+        corpus = self.corpus(seed)
         bayes = {
             name: naive_bayes(corpus.train, getattr(corpus, name), len(corpus.vocabulary))
             for name in ("validation", "test")
@@ -82,11 +85,14 @@ class LanguageTask:
     def batches(self, seed: int) -> Iterator[torch.Tensor]:
         return WindowBatches(self.train, self.runs.language_batch, seed).stream()
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Loss of both parts in nats a token, as "validation_loss" and "test_loss"."""
+    def evaluate(self, model: nn.Module, seed: int) -> dict[str, float]:
+        """Loss of both parts in nats a token, as "validation_loss" and "test_loss".
+
+        All seeds have the same parts.
+        """
         return {f"{name}_loss": held_out_loss(model, part) for name, part in self.parts.items()}
 
-    def baselines(self) -> dict:
+    def baselines(self, seed: int) -> dict:
         """What the text is, and what n-grams of its training part make of both parts.
 
         "ngrams" is part -> order -> loss in nats a token, on the same windows as the models.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ..intervals import SeedMean
@@ -30,27 +31,25 @@ def side(difference: SeedMean, higher: bool) -> str:
     return "better" if (difference.side > 0) == higher else "worse"
 
 
-def reaches(value: float, bar: float, higher: bool) -> bool:
-    """Whether a value is at least as good as a bar; one that is not finite is not."""
-    return value >= bar if higher else value <= bar
-
-
 def verdict(
     task: str, criterion: Criterion, methods: dict[str, MethodResult], baselines: Baselines
 ) -> str:
     """A part of a sentence: which methods are better and worse than AdamW on a task, by how much.
 
     Every other method is named once, with the mean of its paired differences and their interval.
+    Nothing is said of models that are worse than the baseline, and where their interval holds it
+    that is said, too.
     """
     where = f"on {task} ({criterion.what} in the test, {criterion.difference} beside AdamW)"
     if "adamw" not in methods:
         return f"{where} nothing is said without AdamW"
-    adamw = methods["adamw"].test.mean
-    if not reaches(adamw, baselines.least, criterion.higher):
-        return (
-            f"{where} nothing is said: AdamW has {adamw:.1f} and {baselines.bar} "
-            f"{baselines.least:.1f}"
-        )
+    above = methods["adamw"].above
+    beside = f"{above.text('+' + criterion.form)} beside {baselines.bar}"
+    stands = side(above, criterion.higher)
+    if stands == "worse" or not math.isfinite(above.mean):
+        return f"{where} nothing is said: AdamW is {beside}"
+    if stands == "alike":
+        where = f"{where}, whose models are not told apart from {baselines.bar} (AdamW {beside}),"
     others = {name: found for name, found in methods.items() if name != "adamw"}
     if not others:
         return f"{where} there is no other method"

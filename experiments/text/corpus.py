@@ -6,10 +6,13 @@ import dataclasses
 import functools
 from typing import Annotated
 
+import numpy as np
+
 from ..frame.fields import Checked, Count, Natural, Whole
+from .baselines import log_count_ratios
 from .batches import Batches
 from .reviews import ReviewSet, load_reviews, require_data
-from .words import Vocabulary
+from .words import PADDING, UNKNOWN, Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Corpus:
     ----------
     train, validation, test : Batches
     vocabulary : Vocabulary
+    longest : int
+        Words of a text that are read.
     source : str
         A line that says what the reviews are.
     texts : str
@@ -52,9 +57,17 @@ class Corpus:
     validation: Batches
     test: Batches
     vocabulary: Vocabulary
+    longest: int
     source: str
     texts: str
     shared_movies: int
+
+    @functools.cached_property
+    def log_count_ratios(self) -> np.ndarray:
+        """What every word of the training part says of the class, 0 of an unknown one."""
+        ratios = log_count_ratios(self.train, len(self.vocabulary))
+        ratios[[PADDING, UNKNOWN]] = 0.0
+        return ratios
 
     def describe(self) -> dict:
         """Plain numbers, for a result file.
@@ -75,7 +88,7 @@ class Corpus:
         }
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=3)
 def load_corpus(setting: CorpusSetting) -> Corpus:
     """The corpus of a setting; kept, since a process trains on it many times."""
     reviews = load_reviews(setting.data, setting.split_seed)
@@ -86,7 +99,8 @@ def load_corpus(setting: CorpusSetting) -> Corpus:
         return Batches(texts, part.labels, setting.batch)
 
     parts = (encoded(part) for part in (reviews.train, reviews.validation, reviews.test))
-    return Corpus(*parts, vocabulary, reviews.source, reviews.digest, reviews.shared_movies)
+    about = (reviews.source, reviews.digest, reviews.shared_movies)
+    return Corpus(*parts, vocabulary, setting.longest, *about)
 
 
 def corpus_key(setting: CorpusSetting) -> dict:

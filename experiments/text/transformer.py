@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..frame.fields import Checked, Count, Dropped
+from ..frame.fields import Checked, Count, Dropped, NotNegative
 from .words import UNKNOWN
+
+if TYPE_CHECKING:  # whose texts a model is made for
+    from .corpus import Corpus
 
 VARIANTS = ("classic", "modern")
 
@@ -33,6 +38,8 @@ class Architecture(Checked):
     """Part of the entries of embeddings, branches and means that training leaves out at random."""
     word_dropout: Dropped = 0.2
     """Part of the words that training reads as unknown ones."""
+    log_counts: NotNegative = 0.0
+    """Multiple of a word's log-count ratio (naive Bayes') that its embedding begins with."""
 
     def check(self) -> None:
         super().check()
@@ -46,10 +53,11 @@ class Architecture(Checked):
                 f"{width - width % self.heads or self.heads}."
             )
 
-    def make(self, vocabulary: int, longest: int, seed: int) -> TextClassifier:
-        sizes = (self.width, self.layers, self.heads)
-        shares = (self.dropout, self.word_dropout)
-        return TextClassifier(vocabulary, longest, *sizes, seed, *shares)
+    def make(self, corpus: Corpus, seed: int) -> TextClassifier:
+        """For the words of a corpus, of whose training part its counts are."""
+        sizes = (len(corpus.vocabulary), corpus.longest, self.width, self.layers, self.heads)
+        ratios = self.log_counts * corpus.log_count_ratios if self.log_counts else None
+        return TextClassifier(*sizes, seed, self.dropout, self.word_dropout, ratios)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +240,9 @@ class TextClassifier(Transformer):
         zero.
     dropout, word_dropout : float
         Parts of the entries, see `Architecture`, and of the words that training leaves out.
+    ratios : array (vocabulary,), optional
+        What the words' embeddings have, besides, in a random direction of length 1. Its entries
+        have mean zero, so that no norm takes it away.
     """
 
     def __init__(
@@ -244,16 +255,17 @@ class TextClassifier(Transformer):
         seed: int = 0,
         dropout: float = 0.0,
         word_dropout: float = 0.0,
+        ratios: np.ndarray | None = None,
     ):
         with torch.device("meta"):  # nothing is drawn from the global generator
             super().__init__(Shape("classic", vocabulary, longest, width, layers, heads, dropout))
             self.word_dropout = word_dropout
             self.classifier = nn.Linear(width, 2)
         self.to_empty(device="cpu")
-        self._draw(torch.Generator().manual_seed(seed))
+        self._draw(torch.Generator().manual_seed(seed), ratios)
 
     @torch.no_grad()
-    def _draw(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator, ratios: np.ndarray | None) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
@@ -264,6 +276,11 @@ class TextClassifier(Transformer):
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
         self.classifier.weight.normal_(0.0, 0.02, generator=generator)
+        if ratios is not None:
+            direction = torch.randn(self.shape.width, generator=generator)
+            direction = F.normalize(direction - direction.mean(), dim=0)
+            words = self.embedding.weight
+            words += torch.as_tensor(ratios, dtype=words.dtype)[:, None] * direction
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Logits (B, 2) of tokens (B, N) with mask (B, N), True where there is a token."""
