@@ -28,10 +28,10 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def make(text):
     """A function: a loop on the reviews' model, on noise where sizes are given."""
-    words = len(load_corpus(text.corpus).vocabulary)
+    corpus = load_corpus(text.corpus)
 
     def made(optimizer, seed=0, sizes=None):
-        return optimizer.make(text.architecture.make(words, 12, seed), seed, sizes)
+        return optimizer.make(text.architecture.make(corpus, seed), seed, sizes)
 
     return made
 
