@@ -73,7 +73,7 @@ class Adams(Sequence):
         return len(START) + 2 * elements + 1 - KNOWN, 0
 
     def integral(self, grid: DepthGrid, values: torch.Tensor) -> torch.Tensor:
-        weights = torch.tensor(integral_weights(grid)).to(values)
+        weights = torch.tensor(integral_weights(grid), dtype=torch.float64).to(values)
         return torch.einsum("i,i...->...", weights, values)[None]
 
     def kept(self, grid: DepthGrid) -> int:
@@ -113,7 +113,8 @@ def _combined(base: torch.Tensor, weights: list[float], slopes: list) -> torch.T
 def coefficients(grid: DepthGrid, backward: bool) -> Coefficients:
     """On the nodes of a grid of 2 elements or more, passed from the first or from the last on."""
     t = (1.0 - grid.nodes).flip(0) if backward else grid.nodes
-    windows = t.unfold(0, KNOWN + 1, 1).T  # (6, steps)
+    # (6, steps); on two elements there are none
+    windows = t[torch.arange(len(t) - KNOWN) + torch.arange(KNOWN + 1)[:, None]]
     predict = _integral(windows[:-1], windows[-2], windows[-1])
     correct = _integral(windows, windows[-2], windows[-1])
     final = [START.index(0)] + [len(START) - 1 - START[::-1].index(n) for n in range(1, KNOWN)]

@@ -15,7 +15,7 @@ from ipslimit.cpu.sight import sight_at
 from ipslimit.model.rules import input_means
 from ipslimit.model.sight import Sight
 
-from .adams import START, coefficients
+from .adams import KNOWN, START, coefficients
 from .scheme import System, UnitSums
 from .tableau import RK4
 
@@ -96,9 +96,16 @@ class CompiledAdams(CompiledMarch):
     def _scheme(self, backward: bool, dtype) -> tuple:
         """Nodes of the stages and whether each is its node's last; weights as of `Coefficients`."""
         found = coefficients(self.system.grid, backward)
-        numbers = (np.array(n, dtype) for n in (found.start, found.predict, found.correct))
-        evaluations = len(START) + len(found.predict)
-        return adams, (np.array(START), np.array(found.final), *numbers), evaluations
+        start, predict, correct = (
+            np.array(n, dtype).reshape(len(n), size)
+            for n, size in (
+                (found.start, len(START)),
+                (found.predict, KNOWN),
+                (found.correct, KNOWN + 1),
+            )
+        )
+        scheme = np.array(START), np.array(found.final), start, predict, correct
+        return adams, scheme, len(START) + len(predict)
 
 
 @njit
