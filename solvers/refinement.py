@@ -148,12 +148,15 @@ def estimate(
 
     A step in depth inside an element of width h puts the coarse solution off by up to h/3 of its
     height and the halved one by up to h/6, and their difference is h/12 or h/4: the error is at
-    most twice the difference, and SAFETY covers three quarters of that. Steps in several elements
+    most twice the difference, and SAFETY covers three quarters of that. (With `adams` each node
+    weighs as much as the next, but near the ends, so these are h/4, h/8 and h/8: the error is at
+    most the difference, once the step is five nodes behind.) Steps in several elements
     may cancel in the difference and not in the error. Their shares do not, so they count as if
     their signs were random: all of them, and with SAFETY those that steps may have part in. The
     share of a step falls by 6 at most where its element is halved, that of a smooth element by 32.
-    Only where the whole difference fell between two uniform grids as it does at order 4, where the
-    error is a 15th of it, is it divided, by 3.
+    Only where the whole difference fell between two uniform grids as it does at the scheme's
+    order, where the error is a 15th of it (order 4) or a 63rd (order 6), is it divided, by a fifth
+    of that.
     """
     if not 0.0 < difference < math.inf:
         return difference
