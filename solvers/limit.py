@@ -121,8 +121,9 @@ def solve_limit(
     The run is solved on a grid and on its halving. What their difference tells of the halved grid's
     error is in `refinement.estimate`: at order 4 that is a 15th of the difference (at order 6 a
     63rd), at a front in depth, as small eps makes of Adam's near-sign steps, up to twice, and
-    fronts can cancel in it. The estimate covers fronts, so it is 5 times the error at order 4, and up to 22 times where the
-    grid is not halved as a whole; nothing is accepted before two pairs of grids were compared.
+    fronts can cancel in it. The estimate covers fronts, so it is 5 times the error at order 4, and
+    up to 22 times where the grid is not halved as a whole; nothing is accepted before two pairs of
+    grids were compared.
     Elements that hold most of the difference are halved until the estimate is below tol.
 
     The quadrature error of a sampled law is the same on all grids but for little. It is estimated
