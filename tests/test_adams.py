@@ -124,15 +124,16 @@ def test_order_six_on_frozen_heads(causal):
     assert (other_sums - fine_sums).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_order_six_through_training_by_sgd(tied):
-    given = small_problem(small_atoms(scale=0.6))
+# tied layers move less: where heads are of .6, their errors at 64 elements are rounding
+@pytest.mark.parametrize("tied, scale, record", [(False, 0.6, (0, 2, 4)), (True, 0.7, (0, 4))])
+def test_order_six_through_training_by_sgd(tied, scale, record):
+    given = small_problem(small_atoms(scale=scale))
     problem = Problem(given.contexts, given.targets, given.law, tied=tied)
 
     def train(elements):
         grid, cost = DepthGrid.uniform(elements), {"field": 0, "vjp": 0}
         return train_on_grid(
-            problem, SGD(lr=0.3), 4, (0, 2, 4), grid, Adams(), cost, torch.device("cpu")
+            problem, SGD(lr=0.3), 4, record, grid, Adams(), cost, torch.device("cpu")
         )
 
     window, most = (16, 32, 64), 512
@@ -143,7 +144,7 @@ def test_order_six_through_training_by_sgd(tied):
             for variable in ("x", "p"):
                 difference = getattr(run, variable)[k](DENSE) - getattr(fine, variable)[k](DENSE)
                 errors.setdefault((variable, k), []).append(difference.abs().max())
-        for k in (2, 4):
+        for k in record[1:]:
             own, other = (solution.units[k]["attention"].packed for solution in (run, fine))
             difference = own - other[:: most // elements]
             errors.setdefault(("heads", k), []).append(difference.abs().max())
