@@ -200,7 +200,7 @@ def table(result: dict) -> str:
     ]
     for row in result["frozen"]:
         at = row["at"]
-        ours = min(t for t in (at.get("march"), at.get("picard")) if t and t == t)
+        ours = min(t for t in (at.get(name) for name in OURS[:3]) if t and t == t)
         others = [t for name, t in at.items() if name not in OURS and t == t]
         ratio = f"**{min(others) / ours:.2f}**" if others else ""
         cells = [f"{1e3 * at[n]:.3g}" if at.get(n, math.nan) == at.get(n) else "-" for n in names]
@@ -234,7 +234,7 @@ def figures(result: dict, folder) -> None:
         for i, name in enumerate(METHODS):
             points = row["points"].get(name)
             if points:
-                style = "o-" if name in OURS[:2] else "s--" if name in OURS else "^:"
+                style = "o-" if name in OURS[:3] else "s--" if name in OURS else "^:"
                 xs, ys = [p["seconds"] for p in points], [p["error"] for p in points]
                 ax.loglog(xs, ys, style, color=f"C{i}", label=name, markersize=4, linewidth=1.2)
         ax.axhline(AT, color="0.7", linewidth=0.8)

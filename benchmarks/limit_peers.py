@@ -19,6 +19,7 @@ from ipslimit.model.branch import Branch
 from ipslimit.model.particles import make_layers
 from ipslimit.model.rules import SGD
 from ipslimit.model.sight import Sight
+from ipslimit.solvers.adams import Adams
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March
 from ipslimit.solvers.picard import NotContracting, Picard
@@ -71,6 +72,10 @@ def on_grid(case: Frozen, scheme, elements: int, gradient: bool) -> Call | None:
 
 def march(case: Frozen, elements: int, gradient: bool) -> Call | None:
     return on_grid(case, March(), elements, gradient)
+
+
+def adams(case: Frozen, elements: int, gradient: bool) -> Call | None:
+    return on_grid(case, Adams(), elements, gradient)
 
 
 def picard(case: Frozen, elements: int, gradient: bool) -> Call | None:
@@ -207,6 +212,7 @@ def _diffrax_solver(name: str, gradient: bool):
 
 METHODS = {
     "march": (march, (2, 4, 8, 16, 32, 64, 128, 256)),
+    "adams": (adams, (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)),
     "picard": (picard, (2, 4, 8, 16, 32, 64, 128, 256)),
     "torchdiffeq dopri5": (torchdiffeq, TOLERANCES),
     "dopri5 on our kernel": (torchdiffeq_on_ours, TOLERANCES),
@@ -215,7 +221,7 @@ METHODS = {
     "scipy DOP853": (scipy_dop853, TOLERANCES),
     "Euler network": (euler, (64, 256, 1024)),
 }
-OURS = ("march", "picard", "dopri5 on our kernel", "Euler network")
+OURS = ("march", "adams", "picard", "dopri5 on our kernel", "Euler network")
 
 
 def reference(case: Frozen) -> tuple[np.ndarray, np.ndarray]:

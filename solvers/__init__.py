@@ -7,6 +7,8 @@ To be read in this order, in which each stands on those before it:
     tableau       the classical Runge-Kutta scheme, as data
     march         that scheme through depth;  march_compiled: the same for small problems
     picard        all of depth at once, in place of the march: for cards
+    adams         order 6 on the same nodes, for heads that are smooth in depth
+    schemes       these three by their names
     meter         what it has cost, and how far it has come
     on_grid       training on one fixed grid
     refinement    two grids compared: the error in depth, and where to refine

@@ -64,31 +64,44 @@ class DepthGrid:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """A function of depth on a grid, by its values and slopes at the edges.
+    """A function of depth on a grid, by its values and slopes at the edges or at all nodes.
 
-    Between edges it is the quintic through the values and slopes at three neighbouring edges: its
-    error, O(h^6), is far below that of order-4 values, while the cubic of a single element would
-    be the largest error of all (its O(h^4) was 60 times that of the edges' own on a smooth case).
-    A grid of one element has no more than that cubic: it is the coarser grid of a first pair alone.
+    Between these it is the quintic through the values and slopes at three neighbouring ones: from
+    edges its error, O(h^6), is far below that of order-4 values, while the cubic of a single
+    element would be the largest error of all (its O(h^4) was 60 times that of the edges' own on a
+    smooth case). A grid of one element has no more than that cubic: it is the coarser grid of a
+    first pair alone. From all nodes, where a scheme of order 6 gives them, h is half as wide.
     """
 
     grid: DepthGrid
-    edges: torch.Tensor  # values, (elements + 1, B, N, d)
+    points: torch.Tensor  # values, (elements + 1, B, N, d), or (nodes, B, N, d)
     slopes: torch.Tensor  # the same shape
+
+    @cached_property
+    def knots(self) -> DepthGrid:
+        """The grid whose edges are where values are given."""
+        return self.grid if len(self.points) == self.grid.elements + 1 else self.grid.halved()
+
+    @property
+    def edges(self) -> torch.Tensor:
+        """Values at the edges, (elements + 1, B, N, d)."""
+        return self.points if self.knots is self.grid else self.points[0::2]
 
     def __call__(self, s: torch.Tensor) -> torch.Tensor:
         """Values at depths s (S,), shape (S, B, N, d)."""
-        stencil = _stencil(self.grid, s, 1)  # (3, S)
-        t = self.grid.nodes[0::2][stencil] - s
+        stencil = _stencil(self.knots, s, 1)  # (3, S)
+        t = self.knots.nodes[0::2][stencil] - s
         value, slope = hermite_weights(t)
-        stencil = stencil.to(self.edges.device)
-        return torch.einsum("is,is...->s...", value.to(self.edges), self.edges[stencil]) + (
-            torch.einsum("is,is...->s...", slope.to(self.edges), self.slopes[stencil])
+        stencil = stencil.to(self.points.device)
+        return torch.einsum("is,is...->s...", value.to(self.points), self.points[stencil]) + (
+            torch.einsum("is,is...->s...", slope.to(self.points), self.slopes[stencil])
         )
 
     @cached_property
     def values(self) -> torch.Tensor:
         """Values at all nodes, (nodes, B, N, d)."""
+        if self.knots is not self.grid:
+            return self.points
         out = self.edges.new_empty(2 * self.grid.elements + 1, *self.edges.shape[1:])
         out[0::2] = self.edges
         out[1::2] = self(self.grid.nodes[1::2])
@@ -96,10 +109,21 @@ class Trajectory:
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Trajectory:
         """Apply a linear function of values (..., B, N, d) to values and slopes."""
-        return Trajectory(self.grid, function(self.edges), function(self.slopes))
+        return Trajectory(self.grid, function(self.points), function(self.slopes))
 
     def is_finite(self) -> bool:
-        return bool(torch.isfinite(self.edges).all() and torch.isfinite(self.slopes).all())
+        return bool(torch.isfinite(self.points).all() and torch.isfinite(self.slopes).all())
+
+
+def integrate(widths: list[float], slopes: torch.Tensor) -> torch.Tensor:
+    """Integral from 0 to every node of the piecewise parabola through `slopes` (nodes, ...)."""
+    h = torch.tensor(widths, dtype=slopes.dtype, device=slopes.device)
+    h = h.reshape(-1, *[1] * (slopes.ndim - 1))
+    left, middle, right = slopes[0:-1:2], slopes[1::2], slopes[2::2]
+    out = torch.zeros_like(slopes)
+    out[2::2] = torch.cumsum(h / 6 * (left + 4 * middle + right), dim=0)
+    out[1::2] = out[0:-1:2] + h / 24 * (5 * left + 8 * middle - right)
+    return out
 
 
 def require_depths(name: str, value, increasing: bool = False) -> torch.Tensor:

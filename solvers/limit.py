@@ -23,14 +23,14 @@ from .limit_run import LimitRun
 from .march import March
 from .meter import Meter, Watcher
 from .on_grid import GridSolution, Stopped, train_on_grid
-from .picard import NotContracting, Picard
+from .picard import NotContracting
 from .quadrature import choose_nodes, error_of, gaps_of, verdict
 from .refinement import FINEST_FIRST, Refinement, first_elements, mark, no_longer_helps, refinement
 from .scheme import Scheme
+from .schemes import SCHEMES
 
 # Triples of a unit and two tokens in a context, from which on a field takes long.
 LONG = 2**24
-SCHEMES = {"march": March, "picard": Picard}
 
 
 def solve_limit(
@@ -69,14 +69,17 @@ def solve_limit(
     record : steps at which x, p and heads are kept
         The last step by default.
     device : "auto", "cpu", "cuda" or "cuda:i"
-    method : "auto", "march" or "picard"
-        Scheme in depth, both of order 4 on the same grid; "auto" is "march" on the CPU and
-        "picard", which is parallel in depth, on CUDA (falling back to "march" where the iteration
-        does not contract).
+    method : "auto", "march", "picard" or "adams"
+        Scheme in depth. "march" and "picard" are of order 4 on the same grid; "auto" is "march" on
+        the CPU and "picard", which is parallel in depth, on CUDA (falling back to "march" where the
+        iteration does not contract). "adams" is of order 6 on the same nodes and takes one
+        evaluation a node, where "march" takes two; it halves grids as a whole. For heads that are
+        smooth in depth and small tolerances; where steps of a small eps are fronts, all schemes are
+        of order 1, and "march", which refines around fronts, is the one to take.
     elements : int, optional
         Depth elements of the first grid. By default 8; where an evaluation takes long, of 2^24
         triples of a unit and two tokens or more, as few as pay for this tol, see
-        `refinement.first_elements`: 8 for 1e-5 and below, down to 1.
+        `refinement.first_elements`: 8 for 1e-5 and below, down to 1 (2 with "adams").
     max_elements : int
         The budget: the most a grid may have.
     nodes, nodes_seed, scramblings : int
@@ -116,10 +119,11 @@ def solve_limit(
     Notes
     -----
     The run is solved on a grid and on its halving. What their difference tells of the halved grid's
-    error is in `refinement.estimate`: at order 4 that is a 15th of the difference, at a front in
-    depth, as small eps makes of Adam's near-sign steps, up to twice, and fronts can cancel in it.
-    The estimate covers fronts, so it is 5 times the error at order 4, and up to 22 times where the
-    grid is not halved as a whole; nothing is accepted before two pairs of grids were compared.
+    error is in `refinement.estimate`: at order 4 that is a 15th of the difference (at order 6 a
+    63rd), at a front in depth, as small eps makes of Adam's near-sign steps, up to twice, and
+    fronts can cancel in it. The estimate covers fronts, so it is 5 times the error at order 4, and
+    up to 22 times where the grid is not halved as a whole; nothing is accepted before two pairs of
+    grids were compared.
     Elements that hold most of the difference are halved until the estimate is below tol.
 
     The quadrature error of a sampled law is the same on all grids but for little. It is estimated
@@ -134,13 +138,15 @@ def solve_limit(
     record = recorded_steps(record, steps)
     evaluate = evaluated_steps(evaluate, steps, problem)
     device = resolve_device(device)
+    require_choice("method", method, ("auto", *SCHEMES))
+    scheme = _choose(method, device)
     require_int("max_elements", max_elements)
     if elements is None:
         few = first_elements(tol) if _takes_long(problem, nodes) else FINEST_FIRST
-        elements = min(few, max(1, max_elements // 4))
+        elements = max(scheme.least_elements, min(few, max_elements // 4))
         least = min(4 * FINEST_FIRST, max_elements)
     else:
-        least = 4 * require_int("elements", elements)
+        least = 4 * require_int("elements", elements, scheme.least_elements)
     if max_elements < 4 * elements:
         raise ValueError(
             f"max_elements must be at least 4 * elements = {4 * elements}, for two pairs of grids; "
@@ -152,7 +158,6 @@ def solve_limit(
         quadrature_tol = tol
     elif not (isinstance(quadrature_tol, float) and quadrature_tol == math.inf):
         quadrature_tol = require_real("quadrature_tol", quadrature_tol, 0.0, include_low=False)
-    require_choice("method", method, ("auto", *SCHEMES))
     require_int("nodes", nodes)
     require_int("nodes_seed", nodes_seed, 0)
     problem.block.check_nodes(nodes, nodes_seed)
@@ -170,8 +175,7 @@ def solve_limit(
     def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
         arguments = (problem, rule, steps, record, grid)
         more = (cost, device, (number, nodes_seed + scrambling), evaluate, callback, cost.at)
-        scheme = _choose(method, device)
-        cost.begin(grid.elements, *sweeps, steps)
+        cost.begin(grid.elements, scheme, *sweeps, steps)
         try:
             return train_on_grid(*arguments, scheme, *more)
         except NotContracting:
@@ -197,7 +201,8 @@ def solve_limit(
             if most < max_elements:
                 max_elements, budget = max(least, most), "the memory for so many nodes"
     start = start or solve(first, nodes)
-    run = _refine(lambda grid: solve(grid, nodes), start, tol, max_elements, budget, cost)
+    once = functools.partial(solve, number=nodes)
+    run = _refine(once, start, tol, max_elements, budget, cost, scheme.local)
     run.rule, run.nodes_seed, run.of = rule_text(rule), nodes_seed, dict(problem.identity)
     run.problem, run.unit_numbers = problem, run._solution.unit_numbers
     run.nodes = nodes if sampled else max(run.unit_numbers.values())
@@ -238,9 +243,18 @@ def _choose(method: str, device: torch.device) -> Scheme:
 
 
 def _refine(
-    solve, coarse: GridSolution, tol: float, max_elements: int, budget: str, cost: Meter
+    solve,
+    coarse: GridSolution,
+    tol: float,
+    max_elements: int,
+    budget: str,
+    cost: Meter,
+    local: bool,
 ) -> LimitRun:
-    """Refine until the estimate is below tol, the budget is spent, or rounding is all there is."""
+    """Refine until the estimate is below tol, the budget is spent, or rounding is all there is.
+
+    `local`: only the elements that hold most of the difference.
+    """
     history: list[Refinement] = []
     uniform, best, marked, fine = True, None, None, coarse
     while True:
@@ -260,7 +274,7 @@ def _refine(
         if error <= tol and len(history) > 1:
             reason = f"estimated error {error:.1e} <= tol {tol:.1e}"
             return LimitRun(fine, coarse, "converged", reason, history, cost)
-        marked = mark(shares)
+        marked = mark(shares) if local else [True] * len(shares)
         uniform = all(marked)
         size = coarse.grid.elements + sum(marked)
         rounding = no_longer_helps(history, fine)

@@ -22,11 +22,10 @@ from ipslimit.model.flow import flow_batch, jacobians
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
-from .march import March
+from .march import Sequence
 from .on_grid import GridSolution
 from .refinement import errors_along
 from .scheme import System
-from .tableau import RK4
 
 
 class Carried:
@@ -85,7 +84,8 @@ class Carried:
             return math.inf
         solutions = []
         for own in (self.coarse, self.fine):
-            solution = GridSolution(own.grid, own.x.edges.new_empty(0), x={self._k: own.x})
+            none = own.x.edges.new_empty(0)
+            solution = GridSolution(own.grid, none, own.scheme, x={self._k: own.x})
             if variable == "p":
                 solution.p[self._k] = own.p
             solutions.append(solution)
@@ -105,7 +105,7 @@ class OnGrid:
         company: Company,
         probe: bool,
     ):
-        self.grid, self._problem = solution.grid, problem
+        self.grid, self.scheme, self._problem = solution.grid, solution.scheme, problem
         recorded = (solution.probe_x, solution.probe_p) if probe else (solution.x, solution.p)
         self._tokens, self._costates = (trajectories[k] for trajectories in recorded)
         # the sum of all families, also where layers go through them in turn
@@ -120,7 +120,7 @@ class OnGrid:
         """X of points and tokens together, of every part."""
         x0 = self._parts[0].batch.ordered(self._tokens.edges[0])
         return [
-            March().forward(self._system(part.sight), part.join(x0, part.points))
+            self.scheme.forward(self._system(part.sight), part.join(x0, part.points))
             for part in self._parts
         ]
 
@@ -137,7 +137,7 @@ class OnGrid:
         for part, joined in zip(self._parts, self._joined, strict=True):
             y = part.of_points(joined.edges[-1])
             p_end = part.costate_at_end(self._problem, x, p, y)
-            pi, _ = March().backward(self._system(part.lit), joined, p_end, False)
+            pi, _ = self.scheme.backward(self._system(part.lit), joined, p_end, False)
             found.append(pi)
         return _together(self._parts, found, Company.costates)
 
@@ -146,7 +146,7 @@ class OnGrid:
         """(B, n, d, d) at each depth."""
         parts = zip(self._parts, self._joined, strict=True)
         found = [jacobians(self._branch, part, joined.values) for part, joined in parts]
-        return _linear(self.grid, torch.cat(found, -3))
+        return _linear(self.scheme, self.grid, torch.cat(found, -3))
 
     def _system(self, sight) -> System:
         return System(self.grid, self._branch, sight, {"field": 0, "vjp": 0})
@@ -155,18 +155,13 @@ class OnGrid:
 def _together(parts: list[Company], joined: list[Trajectory], of: Callable) -> Trajectory:
     """Of all points, what `of` takes from each part's trajectory."""
     found = [t.map(functools.partial(of, own)) for own, t in zip(parts, joined, strict=True)]
-    edges, slopes = (
-        torch.cat([getattr(part, name) for part in found], -2) for name in ("edges", "slopes")
+    points, slopes = (
+        torch.cat([getattr(part, name) for part in found], -2) for name in ("points", "slopes")
     )
-    return Trajectory(joined[0].grid, edges, slopes)
+    return Trajectory(joined[0].grid, points, slopes)
 
 
-def _linear(grid: DepthGrid, a: torch.Tensor) -> Trajectory:
+def _linear(scheme: Sequence, grid: DepthGrid, a: torch.Tensor) -> Trajectory:
     """J of dJ/ds = a J from J(0) = 1, where a (nodes, ..., d, d) is given at the nodes."""
-    edges = a.new_empty(grid.elements + 1, *a.shape[1:])
-    edges[0] = torch.eye(a.shape[-1]).to(a)
-    for i, width in enumerate(grid.widths):
-        at = a[2 * i : 2 * i + 3]
-        slope = at[0] @ edges[i]
-        edges[i + 1] = RK4.step(edges[i], slope, width, lambda j, c, at=at: at[c] @ j)
-    return Trajectory(grid, edges, a[0::2] @ edges)
+    one = torch.eye(a.shape[-1]).to(a).expand(a.shape[1:])
+    return scheme.solve(grid, one, lambda j, node, final: a[node] @ j)

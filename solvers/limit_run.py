@@ -13,7 +13,6 @@ from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import Trajectory, between_nodes, require_depths
 from .limit_flow import Carried
-from .march import March
 from .on_grid import GridSolution
 from .quadrature import Gaps
 from .refinement import errors_along, errors_of_heads
@@ -264,7 +263,9 @@ class LimitRun:
         branch = problem.block.branch(self._recorded(self._solution.units, k))
         ends = problem.ends_of(self._recorded(self.ends, k))
         system = System(self.grid, branch, problem.causal, {"field": 0, "vjp": 0})
-        x = March().forward(system, ends.enter(problem.prefixes(ids).to(branch.device)))
+        x = self._solution.scheme.forward(
+            system, ends.enter(problem.prefixes(ids).to(branch.device))
+        )
         return ends.logits(x.edges[-1])
 
     def heads(self, k: int, s) -> Units:

@@ -12,6 +12,7 @@ from .grid import DepthGrid, Trajectory
 from .limit_run import VARIABLES, LimitRun
 from .on_grid import GridSolution
 from .refinement import Refinement
+from .schemes import SCHEMES, name_of
 
 # What is kept as it is, of a run and of its solutions on two grids.
 _OF_RUN = ("cost", "rule", "of", "nodes", "nodes_seed", "quadrature_error", "quadrature_gaps")
@@ -79,8 +80,9 @@ def _restored(state: dict, problem: TrainingProblem, rule: Rule) -> LimitRun:
 def _solution_state(found: GridSolution) -> dict:
     return {name: getattr(found, name) for name in _OF_GRID} | {
         "edges": found.grid.edges,
+        "scheme": name_of(found.scheme),
         "trajectories": {
-            name: {k: (t.edges, t.slopes) for k, t in getattr(found, name).items()}
+            name: {k: (t.points, t.slopes) for k, t in getattr(found, name).items()}
             for name in VARIABLES
         },
         "units": {
@@ -92,14 +94,15 @@ def _solution_state(found: GridSolution) -> dict:
 
 def _solution(state: dict, problem: TrainingProblem) -> GridSolution:
     grid = _grid(state["edges"])
-    found = GridSolution(grid, **{name: state[name] for name in _OF_GRID})
+    scheme = SCHEMES[state["scheme"]]().in_sequence
+    found = GridSolution(grid, scheme=scheme, **{name: state[name] for name in _OF_GRID})
     for name in VARIABLES:
         contexts = problem.probe_count if name.startswith("probe") else problem.B
-        shape = grid.elements + 1, contexts, problem.N, problem.d
-        for k, (edges, slopes) in state["trajectories"][name].items():
-            if not edges.shape == slopes.shape == shape:
-                raise TypeError(f"{name} at step {k} is of shape {tuple(edges.shape)}")
-            getattr(found, name)[k] = Trajectory(grid, edges, slopes)
+        shape = scheme.kept(grid), contexts, problem.N, problem.d
+        for k, (points, slopes) in state["trajectories"][name].items():
+            if not points.shape == slopes.shape == shape:
+                raise TypeError(f"{name} at step {k} is of shape {tuple(points.shape)}")
+            getattr(found, name)[k] = Trajectory(grid, points, slopes)
     for k, families in state["units"].items():
         found.units[k] = {
             name: Units.from_packed(packed, weights, problem.block.laws[name].layout)

@@ -6,11 +6,12 @@ are. X goes from the first node to the last, P from the last to the first, both 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import abc
+from collections.abc import Callable
 
 import torch
 
-from .grid import Trajectory
+from .grid import DepthGrid, Trajectory
 from .scheme import Scheme, System, UnitSums
 from .tableau import RK4
 
@@ -19,61 +20,95 @@ from .tableau import RK4
 OPERATIONS_COMPILED = 1e6
 
 
-class March(Scheme):
-    """Four field evaluations an element, in sequence; P also needs one transpose per middle."""
+class Sequence(Scheme):
+    """Schemes that go through depth from node to node.
+
+    Both directions are one loop, `_go`, over the nodes in the order in which they are passed; for
+    small problems it is a compiled one.
+    """
+
+    @abc.abstractmethod
+    def kept(self, grid: DepthGrid) -> int:
+        """At how many points values are kept: at the edges or at the nodes."""
+
+    @abc.abstractmethod
+    def _compiled(self, system: System, x: torch.Tensor):
+        """The compiled loop, or None."""
+
+    @abc.abstractmethod
+    def _go(self, grid: DepthGrid, backward: bool, values, slopes, slope: Callable) -> None:
+        """Fill values and slopes, (points, ...), from the first value, or backward from the last.
+
+        `slope` is a callable (value, node, final) -> slope, `final` where the value is the one at a
+        point, and not a stage's.
+        """
+
+    def solve(self, grid: DepthGrid, start: torch.Tensor, slope: Callable) -> Trajectory:
+        """y of dy/ds = slope(y, node, final) from y(0) = start, of any shape."""
+        values = start.new_empty(self.kept(grid), *start.shape)
+        slopes = torch.empty_like(values)
+        values[0] = start
+        self._go(grid, False, values, slopes, slope)
+        return Trajectory(grid, values, slopes)
 
     def forward(self, system: System, x0: torch.Tensor, guess=None) -> Trajectory:
-        grid = system.grid
-        edges = x0.new_empty(grid.elements + 1, *x0.shape)
-        slopes = torch.empty_like(edges)
-        edges[0] = x0
-        compiled = _compiled(system, x0)
-        if compiled:
-            compiled.forward(edges, slopes)
-        else:
-            field = lambda x, node, final: system.field(x, node)  # noqa: E731
-            _march(range(len(grid.nodes)), grid.widths, edges, slopes, field)
-        return Trajectory(grid, edges, slopes)
+        grid, compiled = system.grid, self._compiled(system, x0)
+        if not compiled:
+            return self.solve(grid, x0, lambda x, node, final: system.field(x, node))
+        values = x0.new_empty(self.kept(grid), *x0.shape)
+        slopes = torch.empty_like(values)
+        values[0] = x0
+        compiled.forward(values, slopes)
+        return Trajectory(grid, values, slopes)
 
     def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_units, guess=None):
         grid, state = system.grid, x.values
-        edges = torch.empty_like(x.edges)
-        pulls = torch.empty_like(x.edges)  # (dGamma/dx)^T P = -dP/ds
-        found = _empty_sums(system) if with_units else None
-
-        def store(nodes, part: UnitSums) -> None:
-            for into, own in zip(found, part, strict=True):
-                for name, t in (own or {}).items():
-                    into[name][nodes] = t
+        values = p_end.new_empty(self.kept(grid), *p_end.shape)
+        pulls = torch.empty_like(values)  # (dGamma/dx)^T P = -dP/ds
+        found = UnitSums.room(system) if with_units else None
 
         def pull(p: torch.Tensor, node: int, final: bool) -> torch.Tensor:
             """The transpose; the unit sums come with it where P is final."""
             out, part = system.pull(state[node], p, node, with_units and final)
             if part is not None:
-                store(node, part)
+                found.store(node, part)
             return out
 
-        edges[-1] = p_end
-        compiled = _compiled(system, p_end)
+        values[-1] = p_end
+        compiled = self._compiled(system, p_end)
         if compiled:
-            compiled.backward(state, edges, pulls, found)
+            compiled.backward(state, values, pulls, found)
         else:
-            path = range(len(grid.nodes) - 1, -1, -1)
-            _march(path, grid.widths, edges, pulls, pull)
-        p = Trajectory(grid, edges, -pulls)
-        if not with_units:
-            return p, None
-        middles = slice(1, None, 2)
-        store(middles, system.pull(state[middles], p.values[middles], middles, True)[1])
+            self._go(grid, True, values, pulls, pull)
+        return Trajectory(grid, values, -pulls), found
+
+
+class March(Sequence):
+    """Four field evaluations an element; P also needs one transpose per middle for unit sums."""
+
+    def evaluations(self, elements: int) -> tuple[int, int]:
+        return len(RK4.b) * elements + 1, elements
+
+    def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_units, guess=None):
+        p, found = super().backward(system, x, p_end, with_units)
+        if with_units:
+            at = slice(1, None, 2)
+            found.store(at, system.pull(x.values[at], p.values[at], at, True)[1])
         return p, found
+
+    def kept(self, grid: DepthGrid) -> int:
+        return grid.elements + 1
+
+    def _compiled(self, system: System, x: torch.Tensor):
+        return _compiled(system, x)
+
+    def _go(self, grid: DepthGrid, backward: bool, values, slopes, slope: Callable) -> None:
+        path = range(len(grid.nodes))
+        _march(path[::-1] if backward else path, grid.widths, values, slopes, slope)
 
 
 def _march(
-    path: Sequence[int],
-    widths: list[float],
-    edges: torch.Tensor,
-    slopes: torch.Tensor,
-    slope: Callable,
+    path: range, widths: list[float], edges: torch.Tensor, slopes: torch.Tensor, slope: Callable
 ) -> None:
     """Fill values and slopes at the edges from the value at the first of them.
 
@@ -97,25 +132,12 @@ def _march(
         slopes[end] = slope(edges[end], path[i + 2], True)
 
 
-def _empty_sums(system: System) -> UnitSums:
-    """Room for the sums, and where they are wanted the means, at all nodes."""
-    families = system.branch.families
-    sums = {name: torch.empty_like(units.packed) for name, units in families.items()}
-    means = None
-    if system.with_means:
-        means = {
-            name: units.packed.new_empty(*units.lead, units.layout.mean_rows, units.count)
-            for name, units in families.items()
-        }
-    return UnitSums(sums, means)
-
-
-def _compiled(system: System, x: torch.Tensor):
-    """The compiled march for these sizes, or None: a choice that depends on the sizes alone."""
+def _compiled(system: System, x: torch.Tensor, kind: str = "CompiledMarch"):
+    """The compiled loop for these sizes, or None: a choice that depends on the sizes alone."""
     contexts, tokens, _ = x.shape
     if not system.branch.is_compiled(contexts, tokens):
         return None
-    from .march_compiled import CompiledMarch  # numba takes a second to import
+    from . import march_compiled  # numba takes a second to import
 
-    march = CompiledMarch(system, contexts, tokens)
+    march = getattr(march_compiled, kind)(system, contexts, tokens)
     return march if march.operations <= OPERATIONS_COMPILED else None

@@ -1,4 +1,5 @@
-"""`March` as one compiled loop, for problems so small that calls from Python cost the most."""
+"""`March` and `Adams` as one compiled loop each, for problems so small that calls from Python cost
+the most."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ from ipslimit.cpu.sight import sight_at
 from ipslimit.model.rules import input_means
 from ipslimit.model.sight import Sight
 
+from .adams import KNOWN, START, coefficients
 from .scheme import System, UnitSums
 from .tableau import RK4
 
 
 class CompiledMarch:
     """Both directions on one system, for contexts of one shape."""
+
+    points = slice(None, None, 2)  # the nodes where values are kept
 
     def __init__(self, system: System, contexts: int, tokens: int):
         self.system, self.sizes = system, Sizes(system.branch, contexts, tokens)
@@ -28,7 +32,7 @@ class CompiledMarch:
         self.sizes.groups = [(groups, 1) for groups, _ in self.sizes.groups]
 
     def forward(self, edges: torch.Tensor, slopes: torch.Tensor) -> None:
-        """Fill both from edges[0]."""
+        """Fill both, at the edges, from edges[0]."""
         self._run("field", edges, slopes, edges.new_empty(0, *edges.shape[1:]), None)
 
     def backward(self, states, edges, pulls, found: UnitSums | None) -> None:
@@ -36,28 +40,28 @@ class CompiledMarch:
         sums = self._run("vjp", edges, pulls, states, found)
         if found is None:
             return
-        at_edges, norm, start = slice(None, None, 2), self.system.branch.norm, 0
+        at, norm, start = self.points, self.system.branch.norm, 0
         for name, units in self.system.branch.families.items():
             size, inner = units.layout.size, units.layout.inner if found.means else 0
             stop = start + (size + inner) * units.count
             own = sums[:, start:stop].unflatten(-1, (size + inner, units.count))
-            found.sums[name][at_edges] = own[:, :size]
+            found.sums[name][at] = own[:, :size]
             if found.means:
-                x = states[at_edges]
+                x = states[at]
                 y = x if norm is None else norm(x)
                 per_token = 1.0 / (x.shape[1] * x.shape[2])
                 y = Sight.of(self.system.sight).weighted(y)
-                found.means[name][at_edges] = input_means(y, own[:, size:].mT, per_token)
+                found.means[name][at] = input_means(y, own[:, size:].mT, per_token)
             start = stop
 
     def _run(self, kind: str, edges, slopes, states, found: UnitSums | None) -> torch.Tensor:
         """The flat sums of all families at the edges, empty where they are not asked for."""
         system, grid = self.system, self.system.grid
-        system.cost[kind] += len(RK4.b) * grid.elements + 1
         with_means = found is not None and found.means is not None
         families = families_of(system.branch, self.sizes, kind, with_means)
         norm = norm_of(system.branch.norm, edges.dtype)
-        scheme = _scheme(grid.widths, edges.numpy().dtype)
+        loop, scheme, evaluations = self._scheme(kind == "vjp", edges.numpy().dtype)
+        system.cost[kind] += evaluations
         path = np.arange(2 * grid.elements + 1)
         path = path if kind == "field" else path[::-1].copy()
         numbers = 0 if found is None else sums_of(families)
@@ -66,22 +70,42 @@ class CompiledMarch:
         arguments = (families, norm, sight_at(system.sight, edges.dtype), scheme)
         outputs = (path, *arrays, found is not None)
         last = (1, 0.0, edges.dtype, self.sizes.scratch, len(families))
-        fused.run_tasks(march, arguments, outputs, *last)
+        fused.run_tasks(loop, arguments, outputs, *last)
         return sums
 
+    def _scheme(self, backward: bool, dtype) -> tuple:
+        """The loop, the tableau for the grid's elements, and how often a slope is evaluated.
 
-def _scheme(widths: list[float], dtype) -> tuple[np.ndarray, ...]:
-    """The tableau for elements of these widths: c; h a; first stages of the runs; b, h / divisor.
+        c; h a; first stages of the runs; b, h / divisor: of shapes (stages,), (elements, stages,
+        stages), (runs + 1,), (runs,), (elements,).
+        """
+        stages, h = len(RK4.b), np.array(self.system.grid.widths)
+        a = np.array([row + (0.0,) * (stages - len(row)) for row in RK4.a])
+        first = [run[0] for _, run in RK4.runs] + [stages]
+        b = [weight for weight, _ in RK4.runs]
+        numbers = h[:, None, None] * a, np.array(b), h / RK4.divisor
+        a, b, final = (n.astype(dtype) for n in numbers)
+        return march, (np.array(RK4.c), a, np.array(first), b, final), len(RK4.b) * len(h) + 1
 
-    Shapes (stages,), (elements, stages, stages), (runs + 1,), (runs,), (elements,).
-    """
-    stages, h = len(RK4.b), np.array(widths)
-    a = np.array([row + (0.0,) * (stages - len(row)) for row in RK4.a])
-    first = [run[0] for _, run in RK4.runs] + [stages]
-    b = [weight for weight, _ in RK4.runs]
-    numbers = h[:, None, None] * a, np.array(b), h / RK4.divisor
-    a, b, final = (n.astype(dtype) for n in numbers)
-    return np.array(RK4.c), a, np.array(first), b, final
+
+class CompiledAdams(CompiledMarch):
+    """The same for `Adams`: values, slopes and sums are at all nodes."""
+
+    points = slice(None)
+
+    def _scheme(self, backward: bool, dtype) -> tuple:
+        """Nodes of the stages and whether each is its node's last; weights as of `Coefficients`."""
+        found = coefficients(self.system.grid, backward)
+        start, predict, correct = (
+            np.array(n, dtype).reshape(len(n), size)
+            for n, size in (
+                (found.start, len(START)),
+                (found.predict, KNOWN),
+                (found.correct, KNOWN + 1),
+            )
+        )
+        scheme = np.array(START), np.array(found.final), start, predict, correct
+        return adams, scheme, len(START) + len(predict)
 
 
 @njit
@@ -164,3 +188,55 @@ def march(
             combine(edges[end], edges[start], final[element], total)
         into, value_here = sums[end], edges[end]
         slope(s, branch, here, states, value_here, slopes[end], into, dweights, with_units, room)
+
+
+@compiled_entry()
+def adams(
+    s, families, norm, sight, scheme, path, states, values, slopes, sums, with_units, first, last
+):
+    """Fill values and slopes at all nodes (nodes, B, N, d); arguments as of `march`."""
+    if last == first:
+        return
+    nodes_of, is_final, start, predict, correct = scheme
+    branch, units = (families, norm, sight), 0
+    for family in families:
+        units = max(units, family.packed.shape[2])
+    dweights = np.empty(units, values.dtype)
+    room = np.empty_like(values[0]), np.empty_like(values[0])
+    k = np.empty((len(nodes_of), *values[0].shape), values.dtype)
+    value, origin = np.empty_like(k[0]), values[path[0]]
+    copy(value, origin)
+    for stage in range(len(nodes_of)):
+        node, base, final = path[nodes_of[stage]], origin, is_final[stage]
+        for j in range(stage):
+            if start[stage, j] != 0.0:
+                combine(value, base, start[stage, j], k[j])
+                base = value
+        slope(
+            s,
+            branch,
+            node,
+            states,
+            value,
+            k[stage],
+            sums[node],
+            dweights,
+            with_units and final,
+            room,
+        )
+        if final:
+            copy(values[node], value)
+            copy(slopes[node], k[stage])
+    for i in range(len(predict)):
+        behind, known = i + len(path) - len(predict), predict.shape[1]
+        node, before = path[behind], values[path[behind - 1]]
+        base = before
+        for j in range(known):
+            combine(value, base, predict[i, j], slopes[path[behind - known + j]])
+            base = value
+        into, here = sums[node], slopes[node]
+        slope(s, branch, node, states, value, here, into, dweights, with_units, room)
+        base = before
+        for j in range(known + 1):
+            combine(values[node], base, correct[i, j], slopes[path[behind - known + j]])
+            base = values[node]

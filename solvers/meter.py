@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .tableau import RK4
+from .scheme import Scheme
 
 Watcher = Callable[[int, int, float], object]
 
@@ -29,15 +29,14 @@ class Meter(dict):
         self._watch, self._step, self._elements = watch, 0, 0
         self._begun, self._planned = 0.0, 1.0
 
-    def begin(self, elements: int, forward: int, backward: int, steps: int) -> None:
+    def begin(self, elements: int, scheme: Scheme, forward: int, backward: int, steps: int) -> None:
         """A grid is begun: so many sweeps each way on it, and updates of the units.
 
-        The share is of the work of the march. Picard's sweeps are not known before, and it ends at
-        another share.
+        Picard's sweeps are not known before, and it ends at another share than 1.
         """
-        sweep = len(RK4.b) * elements + 1
+        sweep, for_sums = scheme.evaluations(elements)
         sweeps = PRICES["field"] * forward + PRICES["vjp"] * backward
-        self._planned = sweeps * sweep + PRICES["vjp"] * steps * elements
+        self._planned = sweeps * sweep + PRICES["vjp"] * steps * for_sums
         self._step, self._elements, self._begun = 0, elements, self._spent
 
     def at(self, step: int) -> None:

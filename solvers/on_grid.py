@@ -18,17 +18,19 @@ from ipslimit.model.tracers import all_costates, lit, lit_costate
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
-from .march import March
-from .picard import integrate
 from .scheme import Scheme, System, UnitSums
 
 
 @dataclasses.dataclass
 class GridSolution:
-    """Everything recorded of a training run on one grid; dictionaries are keyed by step."""
+    """Everything recorded of a training run on one grid; dictionaries are keyed by step.
+
+    `scheme` goes through depth for what is asked of it later, see `Scheme.in_sequence`.
+    """
 
     grid: DepthGrid
     loss: torch.Tensor
+    scheme: Scheme
     x: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     p: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     probe_x: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
@@ -87,7 +89,7 @@ def train_on_grid(
     states, end_states = branch.init(rule), ends.init(rule)
     loss = torch.full((steps + 1,), torch.nan, dtype=problem.dtype, device=device)
     numbers = {name: units.count for name, units in branch.families.items()}
-    solution = GridSolution(grid, loss, unit_numbers=numbers)
+    solution = GridSolution(grid, loss, scheme.in_sequence, unit_numbers=numbers)
     x = p = probe_x = probe_p = None
     for step in range(steps + 1):
         if begin is not None:
@@ -112,7 +114,8 @@ def train_on_grid(
         if not last or keep:
             p, found = scheme.backward(system, x, read.costate, not last, p)
         if keep:
-            solution.x[step], solution.p[step] = _recorded(system, problem, batch, x, p)
+            recorded = _recorded(scheme, system, problem, batch, x, p)
+            solution.x[step], solution.p[step] = recorded
             solution.units[step] = at_nodes.families
             solution.ends |= {step: ends.tables()} if ends.families else {}
             if problem.probe_count:
@@ -122,7 +125,7 @@ def train_on_grid(
                 end = ends.read(probe_x.edges[-1], probes)
                 solution.probe_loss[step] = end.loss
                 probe_p, _ = scheme.backward(seen, probe_x, end.costate, False, probe_p)
-                recorded = _recorded(seen, problem, probes, probe_x, probe_p)
+                recorded = _recorded(scheme, seen, problem, probes, probe_x, probe_p)
                 solution.probe_x[step], solution.probe_p[step] = recorded
         elif step in evaluate:
             end_of = functools.partial(_end, scheme, system)
@@ -131,7 +134,7 @@ def train_on_grid(
         if last or not (x.is_finite() and p.is_finite()):
             break
         if problem.tied:
-            found = UnitSums(*(_over_depth(grid, part) for part in found))
+            found = UnitSums(*(_over_depth(scheme, grid, part) for part in found))
         branch, states = _moved(branch, rule, states, found, problem, step + 1, depths)
         pulled = ends.pull(batch.inputs, p.edges[0])
         end_states = ends.update(rule, end_states, read, pulled, step + 1)
@@ -168,7 +171,12 @@ def _end(scheme: Scheme, system: System, x0: torch.Tensor, sight: Sight) -> torc
 
 
 def _recorded(
-    system: System, problem: TrainingProblem, batch: Batch, x: Trajectory, pi: Trajectory
+    scheme: Scheme,
+    system: System,
+    problem: TrainingProblem,
+    batch: Batch,
+    x: Trajectory,
+    pi: Trajectory,
 ) -> tuple[Trajectory, Trajectory]:
     """X and P of tokens as the user gave them."""
     sight = batch.sight
@@ -176,23 +184,23 @@ def _recorded(
         return x, pi
     lit_pi = None
     if sight.tracers is not None:
-        # by the march, whatever the scheme: one that iterates does not see by how much it misses
+        # in sequence, whatever the scheme: one that iterates does not see by how much it misses
         # what is so small
         seen = dataclasses.replace(system, sight=lit(sight))
         p_end = lit_costate(problem, x.edges[-1], pi.edges[-1], batch)
-        lit_pi, _ = March().backward(seen, x, p_end, False)
+        lit_pi, _ = scheme.in_sequence.backward(seen, x, p_end, False)
     values = (
         (t, None if lit_pi is None else getattr(lit_pi, name))
-        for name, t in (("edges", pi.edges), ("slopes", pi.slopes))
+        for name, t in (("points", pi.points), ("slopes", pi.slopes))
     )
     p = Trajectory(pi.grid, *(all_costates(*each, sight) for each in values))
     return x.map(batch.restored), p.map(batch.restored)
 
 
 def _over_depth(
-    grid: DepthGrid, found: dict[str, torch.Tensor] | None
+    scheme: Scheme, grid: DepthGrid, found: dict[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor] | None:
     """The integrals over depth of what is given at the nodes, with a leading dimension of 1."""
     if found is None:
         return None
-    return {name: integrate(grid.widths, t)[-1:] for name, t in found.items()}
+    return {name: scheme.integral(grid, t) for name, t in found.items()}

@@ -12,7 +12,8 @@ import math
 
 import torch
 
-from .grid import Trajectory
+from .grid import Trajectory, integrate
+from .march import March
 from .scheme import Scheme, System
 
 # Units of rounding within which sweeps may stall: sums over up to thousands of nodes round so.
@@ -39,6 +40,14 @@ class Picard(Scheme):
 
     def __init__(self, max_sweeps: int = 60, settle: float | None = None):
         self.max_sweeps, self.settle = max_sweeps, settle
+
+    @property
+    def in_sequence(self) -> March:
+        return March()
+
+    def evaluations(self, elements: int) -> tuple[int, int]:
+        """Those of the march: how many sweeps it takes is not known before."""
+        return March().evaluations(elements)
 
     def forward(self, system: System, x0: torch.Tensor, guess: Trajectory | None = None):
         nodes = slice(None)
@@ -82,14 +91,3 @@ class Picard(Scheme):
             f"Picard iteration for {name} still changed by {change / size:.1e} of its size "
             f"after {self.max_sweeps} sweeps. Use method='march'."
         )
-
-
-def integrate(widths: list[float], slopes: torch.Tensor) -> torch.Tensor:
-    """Integral from 0 to every node of the piecewise parabola through `slopes` (nodes, ...)."""
-    h = torch.tensor(widths, dtype=slopes.dtype, device=slopes.device)
-    h = h.reshape(-1, *[1] * (slopes.ndim - 1))
-    left, middle, right = slopes[0:-1:2], slopes[1::2], slopes[2::2]
-    out = torch.zeros_like(slopes)
-    out[2::2] = torch.cumsum(h / 6 * (left + 4 * middle + right), dim=0)
-    out[1::2] = out[0:-1:2] + h / 24 * (5 * left + 8 * middle - right)
-    return out

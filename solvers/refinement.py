@@ -26,8 +26,10 @@ SAFETY = 1.5
 RANDOM_SIGNS = 1.25
 # A front's share falls by at most 6 from one pair of grids to the next.
 SMOOTH_FALL = 8.0
-# By how much the difference falls at order 4, where 16 is what it tends to.
-ORDER_4 = (10.0, 20.0)
+# By how much the difference falls at an order, in what it tends to: 16 at order 4, 64 at order 6.
+AS_ORDER = (0.625, 1.25)
+# By how much an error is overestimated where all of it falls so.
+MARGIN = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ def refinement(
 ) -> Refinement:
     """The pair of a grid and its halving; `before` is the pair that came before it, if any."""
     difference, shares = compare(coarse, fine)
-    error = estimate(before, coarse.grid, difference, shares, uniform)
+    error = estimate(before, coarse.grid, difference, shares, uniform, fine.scheme.order)
     return Refinement(coarse.grid, difference, shares, uniform, error)
 
 
@@ -140,17 +142,21 @@ def estimate(
     difference: float,
     shares: torch.Tensor,
     uniform: bool,
+    order: int = 4,
 ) -> float:
     """Estimated error of the halving of `grid`, from its difference to the solution on `grid`.
 
     A step in depth inside an element of width h puts the coarse solution off by up to h/3 of its
     height and the halved one by up to h/6, and their difference is h/12 or h/4: the error is at
-    most twice the difference, and SAFETY covers three quarters of that. Steps in several elements
+    most twice the difference, and SAFETY covers three quarters of that. (With `adams` each node
+    weighs as much as the next, but near the ends, so these are h/4, h/8 and h/8: the error is at
+    most the difference, once the step is five nodes behind.) Steps in several elements
     may cancel in the difference and not in the error. Their shares do not, so they count as if
     their signs were random: all of them, and with SAFETY those that steps may have part in. The
     share of a step falls by 6 at most where its element is halved, that of a smooth element by 32.
-    Only where the whole difference fell between two uniform grids as it does at order 4, where the
-    error is a 15th of it, is it divided, by 3.
+    Only where the whole difference fell between two uniform grids as it does at the scheme's
+    order, where the error is a 15th of it (order 4) or a 63rd (order 6), is it divided, by a fifth
+    of that.
     """
     if not 0.0 < difference < math.inf:
         return difference
@@ -158,9 +164,10 @@ def estimate(
     if before is not None:
         parents = before.shares[before.grid.locate(grid.nodes[1::2])]
         fronts = shares[SMOOTH_FALL * shares > parents]
-        smooth = uniform and ORDER_4[0] <= before.difference / difference <= ORDER_4[1]
+        fall = before.difference / difference / 2**order
+        smooth = uniform and AS_ORDER[0] <= fall <= AS_ORDER[1]
     return max(
-        difference / 3.0 if smooth else SAFETY * difference,
+        difference / ((2**order - 1) / MARGIN) if smooth else SAFETY * difference,
         RANDOM_SIGNS * float(shares.norm()),
         SAFETY * float(fronts.norm()),
     )

@@ -11,7 +11,7 @@ import torch
 from ipslimit.model.branch import Branch
 from ipslimit.model.sight import Sight
 
-from .grid import DepthGrid, Trajectory
+from .grid import DepthGrid, Trajectory, integrate
 
 
 class UnitSums(NamedTuple):
@@ -23,6 +23,25 @@ class UnitSums(NamedTuple):
 
     sums: dict[str, torch.Tensor]
     means: dict[str, torch.Tensor] | None
+
+    @classmethod
+    def room(cls, system: System) -> UnitSums:
+        """Uninitialised, for all nodes of a system."""
+        families = system.branch.families
+        sums = {name: torch.empty_like(units.packed) for name, units in families.items()}
+        means = None
+        if system.with_means:
+            means = {
+                name: units.packed.new_empty(*units.lead, units.layout.mean_rows, units.count)
+                for name, units in families.items()
+            }
+        return cls(sums, means)
+
+    def store(self, nodes: int | slice, part: UnitSums) -> None:
+        """Write those of a node, or of several, into these of all nodes."""
+        for into, own in zip(self, part, strict=True):
+            for name, t in (own or {}).items():
+                into[name][nodes] = t
 
 
 @dataclasses.dataclass
@@ -58,7 +77,34 @@ class System:
 
 
 class Scheme(abc.ABC):
-    """Both equations on the nodes, of order 4 in the elements' width for smooth heads."""
+    """Both equations on the nodes.
+
+    Attributes
+    ----------
+    order : int
+        In the elements' width, for smooth heads.
+    least_elements : int
+        Of a grid that it can go through.
+    local : bool
+        Whether some elements of a grid may be halved and others not.
+    """
+
+    order = 4
+    least_elements = 1
+    local = True
+
+    @property
+    def in_sequence(self) -> Scheme:
+        """What goes through depth node by node, at this one's order or a higher one."""
+        return self
+
+    @abc.abstractmethod
+    def evaluations(self, elements: int) -> tuple[int, int]:
+        """Planned for a grid: of a sweep in either direction, and for unit sums on top."""
+
+    def integral(self, grid: DepthGrid, values: torch.Tensor) -> torch.Tensor:
+        """Integral over depth of what is given at the nodes, (nodes, ...) -> (1, ...)."""
+        return integrate(grid.widths, values)[-1:]
 
     @abc.abstractmethod
     def forward(
