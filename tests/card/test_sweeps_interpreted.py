@@ -3,6 +3,7 @@
 import pytest
 import torch
 from builders import normal, random_heads, small_atoms, small_problem
+from triton.runtime.interpreter import InterpretedFunction
 
 from ipslimit import (
     SGD,
@@ -33,7 +34,7 @@ RULES = [
 ]
 
 
-def swept(kind, heads, rule, sight=None, keep=False, size=1.0):
+def swept(kind, heads, rule, sight=None, keep=False, size=1.0, B=2):
     """Hidden states, costates, units, who is alive and the rule's state after one step."""
     branch = Branch.alone(heads).map(torch.clone)
     depth, seeds = branch.lead
@@ -42,7 +43,7 @@ def swept(kind, heads, rule, sight=None, keep=False, size=1.0):
     alive = torch.ones(seeds, dtype=torch.bool)
     training = Training(rule, states, 1, 1 / 4, alive)
     sight = Sight(True) if sight is None else sight
-    x = layers.forward(normal(2, 2, 2, seed=9, dtype=heads.dtype), sight)
+    x = layers.forward(normal(B, 2, 2, seed=9, dtype=heads.dtype), sight)
     p = layers.backward(x, size * (x[-1] - 1.0), keep, sight, training)
     return (
         x,
@@ -53,8 +54,8 @@ def swept(kind, heads, rule, sight=None, keep=False, size=1.0):
     )
 
 
-def heads_of(dtype=torch.float64, H=3):
-    return random_heads((2, 2), H=H, m=2, d=2, biases=("bq", "bo"), seed=3, dtype=dtype)
+def heads_of(dtype=torch.float64, H=3, seeds=2):
+    return random_heads((2, seeds), H=H, m=2, d=2, biases=("bq", "bo"), seed=3, dtype=dtype)
 
 
 def assert_same(found, expected, tolerance):
@@ -64,9 +65,11 @@ def assert_same(found, expected, tolerance):
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_whole_sweeps_are_those_layer_by_layer(rule, monkeypatch):
-    found = swept(SweptLayers, heads_of(), rule)
+    # all alike but for the rule, once in full
+    seeds, B = (2, 2) if rule is BY_DEPTH else (1, 1)
+    found = swept(SweptLayers, heads_of(seeds=seeds), rule, B=B)
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
-    assert_same(found, swept(Layers, heads_of(), rule), 1e-12)
+    assert_same(found, swept(Layers, heads_of(seeds=seeds), rule, B=B), 1e-12)
 
 
 def test_they_are_in_single_precision_too_and_with_all_costates(monkeypatch):
@@ -78,12 +81,12 @@ def test_they_are_in_single_precision_too_and_with_all_costates(monkeypatch):
 
 
 def test_blocks_of_heads_and_launches_by_seed_change_nothing(monkeypatch):
-    whole = swept(SweptLayers, heads_of(H=5), RULES[2])
+    swept_by = lambda: swept(SweptLayers, heads_of(H=3), RULES[2], B=1)  # noqa: E731
+    whole = swept_by()
     monkeypatch.setattr(swept_layers, "GRADIENT_BYTES", 1)  # a launch for each seed
-    apart = swept(SweptLayers, heads_of(H=5), RULES[2])
-    assert all(torch.equal(a, b) for a, b in zip(whole, apart, strict=True))
-    monkeypatch.setattr("ipslimit.card.sizes.MOST_LANES", 4)
-    assert_same(swept(SweptLayers, heads_of(H=5), RULES[2]), whole, 1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(whole, swept_by(), strict=True))
+    monkeypatch.setattr("ipslimit.card.sizes.MOST_LANES", 2)
+    assert_same(swept_by(), whole, 1e-12)
 
 
 @pytest.mark.parametrize("rule", [RULES[2], RULES[5]], ids=["formula", "torch"])
@@ -92,7 +95,7 @@ def test_a_seed_whose_costate_overflows_keeps_the_layers_before_it(rule, monkeyp
     # of one seed and layer: a field of order 1, and a transpose that overflows
     heads.v[1, 0] *= 1e300
     heads.o[1, 0] *= 1e-300
-    given = heads, rule, None, True, 1e200
+    given = heads, rule, None, True, 1e200, 1
     found = swept(SweptLayers, *given)
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
     expected = swept(Layers, *given)
@@ -101,23 +104,31 @@ def test_a_seed_whose_costate_overflows_keeps_the_layers_before_it(rule, monkeyp
     assert moved[0].tolist() == moved[1].tolist()
 
 
+def test_a_step_is_three_launches(monkeypatch):
+    names, run = [], InterpretedFunction.run
+    counted = lambda self, *a, **k: names.append(self.__name__) or run(self, *a, **k)  # noqa: E731
+    monkeypatch.setattr(InterpretedFunction, "run", counted)
+    swept(SweptLayers, heads_of(seeds=1), RULES[2], B=1)
+    assert names == ["forward", "backward", "_update"]
+
+
 def test_training_goes_through_it_and_is_that_of_the_eager_path(monkeypatch):
-    law = small_atoms(M=3, m=2, d=2)
+    law = small_atoms(M=2, m=2, d=2)
     problem = small_problem(law, B=2, N=3, probes=1)
     calls = []
     sweep = SweptLayers._sweep
     monkeypatch.setattr(SweptLayers, "_sweep", lambda *a: calls.append(1) or sweep(*a))
     train = lambda heads: train_particles(  # noqa: E731
-        problem, RULES[2], 2, heads, 3, 2, record=[0, 3], device="cpu"
+        problem, RULES[2], 2, heads, 2, 1, record=[2], device="cpu"
     )
-    found = [train(4), train(None)]  # H = infinity: the whole law with its weights
-    assert len(calls) == 2 * (4 - 1 + 1 + 2)  # a step each, the last costate, the probes
+    found = [train(3), train(None)]  # H = infinity: the whole law with its weights
+    assert len(calls) == 2 * (2 + 1 + 1)  # a step each, the last costate, the probes
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
     for run, other in zip(found, [train(4), train(None)], strict=True):
         for a, b in ((run.x, other.x), (run.p, other.p), (run.probe_p, other.probe_p)):
-            torch.testing.assert_close(a[3], b[3], rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(a[2], b[2], rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(run.loss, other.loss, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(run.heads[3].packed, other.heads[3].packed, rtol=0, atol=1e-10)
+        torch.testing.assert_close(run.heads[2].packed, other.heads[2].packed, rtol=0, atol=1e-10)
 
 
 def test_the_limit_is_marched_with_its_field(monkeypatch):
