@@ -59,10 +59,10 @@ def update_layers(
     starts = [rows.start for rows in layout.slices.values()] + [layout.size]
     longest = max(b - a for a, b in itertools.pairwise(starts))
     blocks, tiles = len(starts) - 1, -(-longest * H // TILE)
-    present = tuple(states[name] for name in now.slots if name in states)
+    present = [name for name in now.slots if name in states]
     _update[(L * R * blocks * tiles,)](
         packed,
-        present,
+        tuple(states[name] for name in present),
         sums,
         finite,
         alive.view(torch.uint8),
@@ -74,10 +74,9 @@ def update_layers(
         H,
         blocks,
         tiles,
-        formula=for_tiles(formula_of(now)),
-        names=numbers_type(tuple(numbers)),
+        formula=_formula_with(formula_of(now), tuple(numbers)),
         count=len(numbers),
-        slots=tuple(name in states for name in now.slots),
+        slots=tuple(present.index(n) if n in present else -1 for n in now.slots),
         tile=TILE,
     )
 
@@ -85,8 +84,7 @@ def update_layers(
 @triton.jit(do_not_specialize=["by_layer", "R", "B", "H", "blocks", "tiles"])
 def _update(
     packed, states, sums, finite, alive, table, starts, by_layer, R, B, H, blocks, tiles,
-    formula: tl.constexpr, names: tl.constexpr, count: tl.constexpr, slots: tl.constexpr,
-    tile: tl.constexpr,
+    formula: tl.constexpr, count: tl.constexpr, slots: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(0)
     piece, block = task % tiles, (task // tiles) % blocks
@@ -108,25 +106,21 @@ def _update(
     g = g * tl.load(numbers + count)
     at = layer * size + i
     old = ()
-    taken = 0
     for k in tl.static_range(len(slots)):
-        if slots[k]:
-            t = tl.load(states[taken] + at, mask=here, other=0.0)
+        if slots[k] >= 0:
+            t = tl.load(states[slots[k]] + at, mask=here, other=0.0)
             old = old + (t,)  # noqa: RUF005
-            taken = taken + 1
         else:
             old = old + (g * 0,)  # noqa: RUF005
     theta = tl.load(packed + at, mask=here, other=0.0)
-    moved = formula(theta, g, *old, names(*found))
+    moved = formula(theta, g, old, found)
     if len(slots) == 0:
         tl.store(packed + at, moved, mask=here)
     else:
         tl.store(packed + at, moved[0], mask=here)
-    taken = 0
     for k in tl.static_range(len(slots)):
-        if slots[k]:
-            tl.store(states[taken] + at, moved[k + 1], mask=here)
-            taken = taken + 1
+        if slots[k] >= 0:
+            tl.store(states[slots[k]] + at, moved[k + 1], mask=here)
 
 
 @functools.cache
@@ -138,9 +132,25 @@ def for_tiles(function: Callable):
         for name, value in found.items()
         if isinstance(value, types.FunctionType)
     }
+    return _with_globals(function, called)
+
+
+@functools.cache
+def _formula_with(formula: Callable, names: tuple[str, ...]):
+    """A formula for Triton that is called with its states and its numbers as tuples."""
+    return _with_globals(_named, {"formula": for_tiles(formula), "Numbers": numbers_type(names)})
+
+
+def _named(theta, g, states, numbers):
+    # with the two names given to it, by which Triton finds them
+    return formula(theta, g, *states, Numbers(*numbers))  # noqa: F821
+
+
+def _with_globals(function: Callable, names: dict[str, object]):
+    """A copy of a function for Triton, with other things under some of its global names."""
     own = types.FunctionType(
         function.__code__,
-        function.__globals__ | called | {"tl": tl},
+        function.__globals__ | names | {"tl": tl},
         function.__name__,
         function.__defaults__,
         function.__closure__,

@@ -47,10 +47,10 @@ def assert_near(found, expected, dtype):
 
 CASES = {
     "one of all": ((1, 1, 1, 1, 1, 1), (), "plain"),
-    "ragged": ((2, 2, 3, 5, 3, 2), BIASES, "mask"),
+    "ragged": ((1, 2, 3, 5, 3, 2), BIASES, "mask"),
     "two blocks of heads": ((1, 1, 5, 3, 2, 3), ("bq", "bo"), "plain"),
     "groups of contexts": ((1, 3, 2, 2, 2, 2), ("bv",), "weights"),
-    "positions": ((2, 2, 2, 4, 2, 1), ("bk", "bo"), "mask weights positions"),
+    "positions": ((1, 2, 2, 4, 2, 1), ("bk", "bo"), "mask weights positions"),
 }
 
 
@@ -74,7 +74,7 @@ def test_field_and_transpose_are_those_of_the_eager_path(name, dtype, monkeypatc
 
 
 def test_seeds_computed_together_change_no_bit():
-    x, packed, weights, cotangent, layout = drawn(3, 2, 2, 3, 2, 2)
+    x, packed, weights, cotangent, layout = drawn(2, 1, 2, 3, 2, 2)
     given = layout, Sight(), True
     together = on_tensors.vjp(x, packed, weights, cotangent, *given)
     one = slice(1, 2)
