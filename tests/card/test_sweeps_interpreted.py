@@ -5,22 +5,15 @@ import torch
 from builders import normal, random_heads, small_atoms, small_problem
 from triton.runtime.interpreter import InterpretedFunction
 
-from ipslimit import (
-    SGD,
-    AdamW,
-    BlockAdamW,
-    Lion,
-    Rebalance,
-    SBOAdamW,
-    by_depth,
-    solvers,
-    train_particles,
-)
-from ipslimit.card import swept_layers
+from ipslimit import SGD, AdamW, BlockAdamW, Lion, Rebalance, SBOAdamW, by_depth, train_particles
+from ipslimit.card import on_tensors, swept_layers
 from ipslimit.card.swept_layers import SweptLayers
 from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers, Training
 from ipslimit.model.sight import Sight
+from ipslimit.solvers.grid import DepthGrid
+from ipslimit.solvers.march import March
+from ipslimit.solvers.scheme import System
 
 BY_DEPTH = AdamW(by_depth(lambda s: 0.05 * (1 + s)), eps=0.0)
 RULES = [
@@ -131,9 +124,16 @@ def test_training_goes_through_it_and_is_that_of_the_eager_path(monkeypatch):
         torch.testing.assert_close(run.heads[2].packed, other.heads[2].packed, rtol=0, atol=1e-10)
 
 
-def test_the_limit_is_marched_with_its_field(monkeypatch):
-    problem = small_problem(small_atoms(M=2, m=1, d=1, biases=()), B=1, N=2)
-    solve = lambda: solvers.solve_limit(problem, SGD(0.1), 1, tol=1e-1, device="cpu")  # noqa: E731
-    found = solve()
+def test_the_limit_is_marched_with_its_field_and_transpose(monkeypatch):
+    grid, branch = DepthGrid((0.0, 1.0)), Branch.alone(random_heads((3,), H=1, m=1, d=1))
+
+    def marched():
+        system = System(grid, branch, False, {"field": 0, "vjp": 0})
+        x = March().forward(system, normal(1, 2, 1, seed=9))
+        p, sums = March().backward(system, x, x.edges[-1] - 1.0, True)
+        return x.edges, p.edges, sums.sums["attention"]
+
+    assert branch.only[0].path(1, 2) is on_tensors
+    found = marched()
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
-    torch.testing.assert_close(found.loss, solve().loss, rtol=1e-10, atol=1e-10)
+    assert_same(found, marched(), 1e-12)
