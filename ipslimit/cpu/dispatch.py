@@ -1,4 +1,8 @@
-"""Which path computes a field or its VJP: "fused" (numba, CPU) or "eager" (torch)."""
+"""Which path computes a field or its VJP: "fused" (numba, CPU), "eager" (torch), "triton" (card).
+
+That of the card is taken where IPSLIMIT_KERNEL asks for it: no card has told yet where it is
+faster.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 
 import torch
 
+from ..card import sizes as card
 from .cost import (
     LANES,
     REGISTER_BYTES,
@@ -50,14 +55,18 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
 
     Returns
     -------
-    "fused" or "eager"
+    "fused", "eager" or "triton"
 
     Raises
     ------
     ValueError
-        If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused or auto, or
-        to fused for tensors that are not on the CPU or where numba must not compile.
+        If the environment variable IPSLIMIT_KERNEL is set to anything but eager, fused, triton or
+        auto, to fused for tensors that are not on the CPU or where numba must not compile, or to
+        triton where that cannot run on their device (see `card.sizes.require`).
     """
+    if wanted_path() == "triton":
+        card.require(VARIABLE, device)
+        return "triton" if card.serves(d, m, dtype) else "eager"
     if _may_go_wide(dtype, device) and wide_heads(B, H, N, d, m, dtype):
         return "fused"
     operations, filled = vector_operations(B, H, N, d, m), H / (LANES * blocks_of(H))
@@ -111,6 +120,9 @@ def _cheaper(operations: float, filled: float, calls: float, cost: dict, dtype, 
     on_cpu = torch.device(device).type == "cpu"
     if wanted == "fused" and not on_cpu:
         raise ValueError(f"{VARIABLE}=fused needs tensors on the CPU; got {device}. Use auto.")
+    if wanted == "triton":  # which has no kernel of what is asked for here
+        card.require(VARIABLE, device)
+        return "eager"
     if wanted != "auto":
         return wanted
     if not on_cpu or dtype not in cost:
@@ -124,9 +136,10 @@ def _cheaper(operations: float, filled: float, calls: float, cost: dict, dtype, 
 def wanted_path() -> str:
     """What IPSLIMIT_KERNEL asks for, "auto" by default; see `choose` for what it raises."""
     wanted = os.environ.get(VARIABLE, "auto") or "auto"
-    if wanted not in ("auto", "eager", "fused"):
+    if wanted not in ("auto", "eager", "fused", "triton"):
         raise ValueError(
-            f"{VARIABLE} must be eager, fused or auto; got {wanted!r}. Unset it for the default."
+            f"{VARIABLE} must be eager, fused, triton or auto; got {wanted!r}. Unset it for the "
+            "default."
         )
     if wanted == "fused" and _compiler_is_off():
         raise ValueError(

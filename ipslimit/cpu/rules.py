@@ -23,8 +23,7 @@ from ..model import rules
 from ..model.heads import Heads
 from ..model.rules import BlockAdamW, Clip, GaugeAdamW, Rebalance, Rule, SBOAdamW
 from ..model.rules.base import is_built_in, made_by
-from ..model.rules.elementwise import ElementwiseRule, Numbers, numbers_type, rounded
-from ..model.rules.identity import of_class
+from ..model.rules.elementwise import ElementwiseRule, by_block, formula_of, numbers_type
 from ..model.rules.through import Through
 from ..model.units import Units
 from . import formulas, places, rule_loops
@@ -41,7 +40,6 @@ SOURCES = tuple(
     Path(file) for file in (__file__, *(m.__file__ for m in (rule_loops, places, formulas)))
 )
 STEP_SOURCES = (*SOURCES, *sorted(Path(rules.__file__).parent.glob("*.py")))
-_UPDATE = ElementwiseRule.update
 
 
 class Step(NamedTuple):
@@ -132,7 +130,7 @@ def step_of(
     return _step(
         units,
         address,
-        _by_block(numbers, units),
+        by_block(numbers, units.layout, units.dtype),
         per_token,
         damping,
         clip,
@@ -143,30 +141,15 @@ def step_of(
 
 def no_step(units: Units) -> Step:
     """What stands for a step where nothing is trained."""
-    return _step(units, 0, _by_block({}, units), 0.0, 0.0, 0.0, (0,) * SLOTS, False)
+    return _step(
+        units, 0, by_block({}, units.layout, units.dtype), 0.0, 0.0, 0.0, (0,) * SLOTS, False
+    )
 
 
 def _step(units, address, numbers, per_token, damping, clip, powers, uses_means) -> Step:
     number, place = numbers.dtype.type, place_of(units.layout)
     scalars = number(per_token), place, number(damping), number(clip)
     return Step(address, numbers, *scalars, powers, uses_means)
-
-
-def _by_block(numbers: Numbers, units: Units) -> np.ndarray:
-    """The numbers of every layer, or of all, and every block, (L or 1, blocks, count)."""
-    layout = units.layout
-    firsts = [rows.start for rows in layout.slices.values()]
-    columns = []
-    for value in numbers.values():
-        value = torch.as_tensor(value, dtype=torch.float64)
-        if value.ndim:  # (..., P or 1, 1)
-            value = value.expand(*value.shape[:-2], layout.size, 1)[..., firsts, 0]
-        columns.append(value)
-    shape = torch.broadcast_shapes((1, len(firsts)), *(column.shape for column in columns))
-    table = torch.empty(*shape, len(columns), dtype=torch.float64)
-    for index, column in enumerate(columns):
-        table[..., index] = column
-    return rounded(table.numpy(), units.dtype)
 
 
 def _innermost(rule: Rule) -> Rule:
@@ -176,9 +159,9 @@ def _innermost(rule: Rule) -> Rule:
 
 def _loop(rule: Rule) -> Callable | None:
     """The formula of an elementwise rule, or the loop of another; None where there is neither."""
-    if isinstance(rule, ElementwiseRule) and len(rule.slots) <= SLOTS:
-        if of_class(type(rule), "update") is _UPDATE and "update" not in vars(rule):
-            return rule.formula
+    formula = formula_of(rule)
+    if formula is not None and len(rule.slots) <= SLOTS:
+        return formula
     return LOOPS.get(made_by(rule))
 
 

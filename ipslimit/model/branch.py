@@ -141,6 +141,12 @@ class Branch:
         """Whether sweeps over layers can run in compiled loops, see `Units.is_compiled`."""
         return all(units.is_compiled(contexts, tokens) for units in self.families.values())
 
+    def is_swept(self, contexts: int, tokens: int) -> bool:
+        """Whether a layer is such units alone as the card takes through whole sweeps."""
+        if len(self.families) > 1 or self.norm is not None:
+            return False
+        return self.only.is_swept(contexts, tokens)
+
     # ------------------------------------------------------------------ rules
 
     def init(self, rule: Rule) -> States:

@@ -58,18 +58,29 @@ class Heads(Units):
         super().__init__(weights, q=q, k=k, v=v, o=o, bq=bq, bk=bk, bv=bv, bo=bo)
 
     def path(self, contexts: int, tokens: int):
-        """`eager`, or `cpu.fused`."""
-        if not self.is_compiled(contexts, tokens):
+        """`eager`, `cpu.fused` or `card.on_tensors`."""
+        chosen = self._chosen(contexts, tokens)
+        if chosen == "eager":
             return eager
+        if chosen == "triton":
+            from ..card import on_tensors  # which needs Triton
+
+            return on_tensors
         from ..cpu import fused  # numba takes a second to import
 
         return fused
 
     def is_compiled(self, contexts: int, tokens: int) -> bool:
         """Whether the fused kernel is chosen for these sizes, see `cpu.dispatch.choose`."""
+        return self._chosen(contexts, tokens) == "fused"
+
+    def is_swept(self, contexts: int, tokens: int) -> bool:
+        return self._chosen(contexts, tokens) == "triton"
+
+    def _chosen(self, contexts: int, tokens: int) -> str:
         layout, packed = self.layout, self.packed
         sizes = (contexts, packed.shape[-1], tokens, layout.d, layout.m)
-        return choose(*sizes, packed.dtype, packed.device) != "eager"
+        return choose(*sizes, packed.dtype, packed.device)
 
 
 MATRICES, BIASES = tuple(Heads.matrices), tuple(Heads.biases)

@@ -1,4 +1,4 @@
-"""Which of the passes through layers are made: compiled ones, where sizes and rule allow it."""
+"""Which passes through layers are made: compiled or swept ones, where sizes and rule allow it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ def make_layers(
     process.
     """
     arguments = branch, scale, cost, group, tied
+    if tied is None and group is None and branch.is_swept(contexts, tokens):
+        from ..card.swept_layers import SweptLayers, fits  # which needs Triton
+
+        return (SweptLayers if fits(branch, rule, contexts) else Layers)(*arguments)
     if tied is not None or not branch.is_compiled(contexts, tokens):
         return Layers(*arguments)
     from ..cpu.layers import CompiledLayers  # numba takes a second to import

@@ -288,6 +288,10 @@ class Units:
         """
         return False
 
+    def is_swept(self, contexts: int, tokens: int) -> bool:
+        """Whether the kernels of the card can take such units through whole sweeps."""
+        return False
+
     def _check(self, x: torch.Tensor, causal: bool | Sight) -> Sight:
         sight = Sight.of(causal)
         _require_tensor("x", x)

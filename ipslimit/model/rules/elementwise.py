@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..heads import Heads
+from ..heads import Heads, Layout
 from .base import Rule, State
-from .identity import fields
+from .identity import fields, of_class
 from .learning_rate import require_number
 
 Numbers = dict[str, float | torch.Tensor]
@@ -82,6 +82,32 @@ class ElementwiseRule(Rule):
         theta, *new = moved if self.slots else (moved,)
         kept = {name: t for name, t in zip(self.slots, new, strict=True) if name in state}
         return heads.with_packed(theta), kept
+
+
+def formula_of(rule: Rule) -> Callable | None:
+    """The formula that is all there is to a rule; None for any other rule."""
+    if not isinstance(rule, ElementwiseRule) or "update" in vars(rule):
+        return None
+    return rule.formula if of_class(type(rule), "update") is _UPDATE else None
+
+
+_UPDATE = ElementwiseRule.update
+
+
+def by_block(numbers: Numbers, layout: Layout, dtype: torch.dtype) -> np.ndarray:
+    """The numbers of every layer, or of all, and every part, (L or 1, parts, count)."""
+    firsts = [rows.start for rows in layout.slices.values()]
+    columns = []
+    for value in numbers.values():
+        value = torch.as_tensor(value, dtype=torch.float64)
+        if value.ndim:  # (..., P or 1, 1)
+            value = value.expand(*value.shape[:-2], layout.size, 1)[..., firsts, 0]
+        columns.append(value)
+    shape = torch.broadcast_shapes((1, len(firsts)), *(column.shape for column in columns))
+    table = torch.empty(*shape, len(columns), dtype=torch.float64)
+    for index, column in enumerate(columns):
+        table[..., index] = column
+    return rounded(table.numpy(), dtype)
 
 
 def named(numbers: Numbers, like: torch.Tensor) -> tuple:
