@@ -20,6 +20,7 @@ from ipslimit.model.training_problem import TrainingProblem
 from .grid import DepthGrid
 from .limit_memory import free_bytes, limit_bytes
 from .limit_run import LimitRun
+from .limit_work import limit_work
 from .march import March
 from .meter import Meter, Watcher
 from .on_grid import GridSolution, Stopped, train_on_grid
@@ -69,6 +70,7 @@ def solve_limit(
     record : steps at which x, p and heads are kept
         The last step by default.
     device : "auto", "cpu", "cuda" or "cuda:i"
+        "auto" is the card where there is one and, of these sizes, it is the faster.
     method : "auto", "march" or "picard"
         Scheme in depth, both of order 4 on the same grid; "auto" is "march" on the CPU and
         "picard", which is parallel in depth, on CUDA (falling back to "march" where the iteration
@@ -133,7 +135,6 @@ def solve_limit(
     tol = require_real("tol", tol, 0.0, include_low=False)
     record = recorded_steps(record, steps)
     evaluate = evaluated_steps(evaluate, steps, problem)
-    device = resolve_device(device)
     require_int("max_elements", max_elements)
     if elements is None:
         few = first_elements(tol) if _takes_long(problem, nodes) else FINEST_FIRST
@@ -157,8 +158,10 @@ def solve_limit(
     require_int("nodes_seed", nodes_seed, 0)
     problem.block.check_nodes(nodes, nodes_seed)
     tokens = problem.count * problem.N * problem.d
-    require_room("elements", 2 * elements * tokens, problem.dtype)
-    require_room("steps", steps, problem.dtype)
+    sizes = nodes, steps, elements
+    device = resolve_device(device, lambda: limit_work(problem, *sizes).device())
+    require_room("elements", 2 * elements * tokens, problem.dtype, device)
+    require_room("steps", steps, problem.dtype, device)
     rule.require_units(problem.layouts)
     for layout in problem.layouts:
         require_rule(rule, layout, problem.dtype, device, steps)

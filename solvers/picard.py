@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from .grid import Trajectory
+from .grid import DepthGrid, Trajectory
 from .scheme import Scheme, System
 
 # Units of rounding within which sweeps may stall: sums over up to thousands of nodes round so.
@@ -45,7 +45,7 @@ class Picard(Scheme):
 
         def sweep(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             slopes = system.field(x, nodes)
-            return x0 + integrate(system.grid.widths, slopes), slopes
+            return x0 + integrate(system.grid, slopes), slopes
 
         first = x0.expand(2 * system.grid.elements + 1, *x0.shape)
         values, slopes = self._iterate(sweep, first if guess is None else guess.values, "X")
@@ -56,7 +56,7 @@ class Picard(Scheme):
 
         def sweep(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             pulls, _ = system.pull(x.values, p, nodes)
-            integral = integrate(system.grid.widths, pulls)
+            integral = integrate(system.grid, pulls)
             return p_end + (integral[-1] - integral), -pulls
 
         first = p_end.expand(x.values.shape)
@@ -71,7 +71,8 @@ class Picard(Scheme):
         for _ in range(self.max_sweeps):
             before = change
             new, slopes = sweep(values)
-            change, size = float((new - values).abs().max()), float(new.abs().max())
+            # both at once: a card is waited for once a sweep
+            change, size = torch.stack([(new - values).abs().max(), new.abs().max()]).tolist()
             values = new
             if not math.isfinite(change):  # diverged: for the caller to flag, not to iterate on
                 return values, slopes
@@ -84,10 +85,9 @@ class Picard(Scheme):
         )
 
 
-def integrate(widths: list[float], slopes: torch.Tensor) -> torch.Tensor:
+def integrate(grid: DepthGrid, slopes: torch.Tensor) -> torch.Tensor:
     """Integral from 0 to every node of the piecewise parabola through `slopes` (nodes, ...)."""
-    h = torch.tensor(widths, dtype=slopes.dtype, device=slopes.device)
-    h = h.reshape(-1, *[1] * (slopes.ndim - 1))
+    h = grid.near(slopes).widths.reshape(-1, *[1] * (slopes.ndim - 1))
     left, middle, right = slopes[0:-1:2], slopes[1::2], slopes[2::2]
     out = torch.zeros_like(slopes)
     out[2::2] = torch.cumsum(h / 6 * (left + 4 * middle + right), dim=0)
