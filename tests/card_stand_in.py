@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ipslimit import devices
 
@@ -63,9 +62,14 @@ class CardTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = function.__name__.split(".")[0]
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        name, tensors = function.__name__.split(".")[0], []
+
+        def taken(t: torch.Tensor) -> torch.Tensor:
+            tensors.append(t)
+            return _plain(t)
+
+        given = _mapped(taken, args)
+        named = {key: _mapped(taken, value) for key, value in (kwargs or {}).items()}
         strangers = [t for t in tensors if not isinstance(t, CardTensor) and t.ndim > 0]
         if strangers and name not in MIXING:
             raise RuntimeError(
@@ -73,21 +77,18 @@ class CardTensor(torch.Tensor):
                 f"{_line()}"
             )
         _note(name, args, strangers)
-        given, named = tree_map(_plain, (args, kwargs))
         found = function(*given, **named)
         if name == "copy_" and not isinstance(args[0], CardTensor):
             return args[0]
         written = [t for t in tensors if isinstance(t, CardTensor)]
 
-        def back(t: object) -> object:
-            if not isinstance(t, torch.Tensor):
-                return t
+        def back(t: torch.Tensor) -> torch.Tensor:
             for given in written:
                 if t is given.plain:  # written in place
                     return given
             return on_card(t)
 
-        return tree_map(back, found)
+        return _mapped(back, found)
 
     def numpy(self, *args, **kwargs):
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu().")
@@ -113,6 +114,15 @@ def on_card(t: torch.Tensor) -> CardTensor:
     made = torch.Tensor._make_subclass(CardTensor, t, t.requires_grad and t.is_leaf)
     made.plain = t
     return made
+
+
+def _mapped(change, value: object) -> object:
+    """A value with its tensors changed, which may stand in lists."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(change, part) for part in value)
+    return value
 
 
 def _plain(t: object) -> object:
