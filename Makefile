@@ -10,6 +10,8 @@
 #             version: torch's build for CUDA brings its own. Where Triton is, make test does this too
 # make stress: kill sweeps, workers and schedulers, fill disks; compare engines; measure memory
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
+# make gpu:   on a machine with a CUDA card: the tests that need one, then results/gpu/gpu.md, in
+#             less than 8 minutes; where .venv holds torch for the CPU, it is replaced by the other
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +19,7 @@ BIN := .venv/bin
 # computed once.
 PARALLEL := -q -n auto --dist loadfile
 
-.PHONY: sweep report test test-all test-oldest test-models test-card stress bench lint clean
+.PHONY: sweep report test test-all test-oldest test-models test-card stress bench gpu lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -49,6 +51,13 @@ stress: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks --out results/bench
+
+gpu: .venv/installed
+	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || \
+		( $(BIN)/python -m pip uninstall -q -y torch && \
+		$(BIN)/python -m pip install -q -c constraints.txt torch )
+	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m benchmarks.card --out results/gpu
 
 lint: .venv/installed
 	$(BIN)/ruff check .

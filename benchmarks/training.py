@@ -59,10 +59,10 @@ def make_case(sizes: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Case
     return Case(sizes[:7], problem, AdamW(lr=0.02, eps=0.01), problem.block.branch(units))
 
 
-def ours(case: Case, steps: int, record=()):
+def ours(case: Case, steps: int, record=(), device: object = "cpu"):
     heads = {name: family.count for name, family in case.start.families.items()}
-    run = empty_run(case.sizes[6], heads, range(case.sizes[0]), steps, case.problem, "cpu")
-    return train_from(case.start, case.problem, case.rule, steps, record, run)
+    run = empty_run(case.sizes[6], heads, range(case.sizes[0]), steps, case.problem, device)
+    return train_from(case.start, case.problem, case.rule, steps, record, run, device=device)
 
 
 def trained(case: Case, steps: int) -> tuple[list[torch.Tensor], torch.Tensor]:

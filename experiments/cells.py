@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from ipslimit import ParticleRun, train_particles
+from ipslimit.checks import resolve_device
 from ipslimit.measure.errors import bias_table, error_table, weak_table
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.model.runs import joined
+from ipslimit.model.work import training_work
 from ipslimit.solvers import LimitRun
-from ipslimit.solvers.limit_memory import SHARE, available
+from ipslimit.solvers.limit_memory import free_bytes
 
 from .engines import Engine
 from .frame.progress import reporting_steps, stage
@@ -46,7 +52,7 @@ def measure_cell(
     memory : bytes, as of `seeds_that_fit`
     depth, count : L and H, which is None for the whole law
     """
-    together = seeds_that_fit(study, depth, count, memory)
+    together = seeds_that_fit(study, depth, count, memory, device)
     with stage(0.0, 1.0 if count is None else 0.0):
         whole = _whole(study, device, depth)
     setting = study.setting
@@ -119,14 +125,32 @@ def _train(
     )
 
 
-def memory_of_a_cell(memory: int | None, engine: Engine) -> int | None:
-    """Bytes for each of the cells that are computed at a time, of `memory` or what is free.
+def memory_of_a_cell(memory: int | None, engine: Engine, device: str | torch.device) -> int | None:
+    """Bytes of a device for each of the cells that are computed at a time, of `memory` or the free.
 
     None where the machines of the workers know what they have.
     """
     if memory is None and not engine.shares_files:
         return None
-    return (int(SHARE * available()) if memory is None else memory) // engine.workers
+    memory = free_bytes(torch.device(device)) if memory is None else memory
+    return memory // engine.workers
+
+
+def study_device(
+    device: object, study: SweepSetting, cells: Iterable[tuple[int, int | None]]
+) -> torch.device:
+    """Where cells are computed: "auto" is where all of them together would be done first."""
+
+    def faster() -> torch.device:
+        setting, seeds = study.setting, study.sizes.seeds
+        problem, works = setting.make_problem(), []
+        for depth, count in cells:
+            numbers = dict.fromkeys(problem.block.laws, setting.stored if count is None else count)
+            number = 1 if count is None else seeds
+            works.append(training_work(problem, depth, numbers, number, setting.steps))
+        return functools.reduce(operator.add, works).device()
+
+    return resolve_device(device, faster)
 
 
 def cell_cost(study: SweepSetting, depth: int, count: int | None) -> int:

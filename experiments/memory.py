@@ -7,7 +7,8 @@ import dataclasses
 import torch
 
 from ipslimit import Units
-from ipslimit.solvers.limit_memory import SHARE, available, limit_bytes
+from ipslimit.devices import memory_name
+from ipslimit.solvers.limit_memory import free_bytes, limit_bytes
 
 from .engines import processors
 from .settings import DTYPES, Setting, StudyError, SweepSetting
@@ -67,18 +68,25 @@ def _numbers_of_a_layer(setting: Setting) -> tuple[int, int]:
     return parameters, parameters + state
 
 
-def seeds_that_fit(study: SweepSetting, depth: int, count: int | None, memory: int | None) -> int:
-    """How many seeds of a cell can be trained at a time in so many bytes.
+def seeds_that_fit(
+    study: SweepSetting,
+    depth: int,
+    count: int | None,
+    memory: int | None,
+    device: str | torch.device = "cpu",
+) -> int:
+    """How many seeds of a cell can be trained at a time in so many bytes of a device.
 
-    By default, in what this machine has for each of its processors.
+    By default, in what a card has free, or this machine for each of its processors.
 
     Raises
     ------
     StudyError
         If not even one fits; it tells how much that takes.
     """
+    device = torch.device(device)
     if memory is None:
-        memory = int(SHARE * available() / processors())
+        memory = free_bytes(device) // (1 if device.type == "cuda" else processors())
     seeds = 1 if count is None else study.sizes.seeds
     while seeds > 1 and cell_bytes(study, depth, count, seeds) > memory:
         seeds = -(-seeds // 2)
@@ -87,8 +95,8 @@ def seeds_that_fit(study: SweepSetting, depth: int, count: int | None, memory: i
         name = f"L={depth}, H={'inf' if count is None else count}"
         raise StudyError(
             f"cell {name} needs {needed / GIB:.3g} GiB, with its seeds one at a time, and has "
-            f"{memory / GIB:.3g}. Raise --memory, take fewer --workers, or smaller --depths, "
-            "--heads or --seeds."
+            f"{memory / GIB:.3g} of {memory_name(device)}. Raise --memory, take fewer --workers, "
+            "or smaller --depths, --heads or --seeds."
         )
     return seeds
 

@@ -9,12 +9,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipslimit.checks import resolve_device
 from ipslimit.measure.fluctuation import LINEAR_TOLERANCE, is_linear
 from ipslimit.measure.rates import RateFits, constant_ratios, constant_trends, fit_rates
 from ipslimit.solvers import LimitRun
 
-from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_cell
+from .cells import FORM, SECONDS_A_UNIT, cell_cost, measure_cell, memory_of_a_cell, study_device
 from .engines import Engine, choose_engine
 from .frame import runner
 from .frame.outcome import Outcome, drawing
@@ -155,7 +154,7 @@ class Sweep:
     ):
         study.check()
         self.study = study
-        self.device = resolve_device(device)
+        self.device = study_device(device, study, study.sizes.cells)
         self.engine, self.memory = engine, memory
         self.cells = Cells(Path(folder) / "cells")
         setting = settings_key(study.setting)
@@ -194,7 +193,7 @@ class Sweep:
         if self._limit is None:  # no cell was missing
             self._limit = self._kept_limit
         if self._limit is None:
-            self._solved_limit(memory_of_a_cell(self.memory, self._chosen_engine(0.0)))
+            self._solved_limit(self._memory(self._chosen_engine(0.0)))
             self._solved.drop()
         return self._collect([contents[cell] for cell in self._cells()], self._limit)
 
@@ -212,15 +211,19 @@ class Sweep:
 
     def _prepare(self, missing: list[tuple[int, int | None]], engine: Engine) -> tuple:
         """What every cell needs: study, device, limit and memory."""
-        memory = memory_of_a_cell(self.memory, engine)
+        memory = self._memory(engine)
         for cell in missing if memory is not None else ():
-            seeds_that_fit(self.study, *cell, memory)  # refused before anything is computed
+            # refused before anything is computed
+            seeds_that_fit(self.study, *cell, memory, self.device)
         limit = self._solved_limit(memory)
-        memory = memory_of_a_cell(self.memory, engine)  # less of it is free now
+        memory = self._memory(engine)  # less of it is free now
         # over the nodes of the limit, which may be more than asked for
         setting = self.study.setting.varied(nodes=self._limit["nodes"])
         study = dataclasses.replace(self.study, setting=setting)
         return study, str(self.device), limit, memory
+
+    def _memory(self, engine: Engine) -> int | None:
+        return memory_of_a_cell(self.memory, engine, self.device)
 
     def _chosen_engine(self, seconds: float) -> Engine:
         # a GPU is not shared out to processes

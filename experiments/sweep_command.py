@@ -45,4 +45,4 @@ class SweepCommand(Command):
         study, engine = self.chosen, self.chosen_engine()
         sweep = Sweep(study, self.folder, self.device, engine, self.memory_bytes)
         result = sweep.run(progress)
-        return outcome(result, study, self.device, summary(result, everything=self.verbose))
+        return outcome(result, study, sweep.device, summary(result, everything=self.verbose))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 
 import numpy as np
 import torch
+
+from .devices import memory_name, total_bytes
 
 FLOAT_DTYPES = (torch.float32, torch.float64)
 
@@ -188,31 +189,36 @@ def require_same(kind: str, named: Sequence[tuple[str, torch.Tensor]]) -> None:
 
 
 class NoRoom(ValueError):
-    """Sizes that no memory of this machine could hold."""
+    """Sizes that the memory of a device could not hold."""
 
 
-def require_room(names: str, numbers: int, dtype: torch.dtype) -> None:
-    """Refuse sizes that need more than all the memory of this machine, before asking for it.
+def require_room(names: str, numbers: int, dtype: torch.dtype, device: object = "cpu") -> None:
+    """Refuse sizes that need more than all the memory of a device, before asking for it.
 
     names : str, the arguments that make it so large
     numbers : int, a lower bound of how many are needed at a time
+    device : torch.device, by default this machine itself
     """
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not told here
-        return
-    size = numbers * dtype.itemsize
-    if size > total:
+    total, size = total_bytes(device), numbers * dtype.itemsize
+    if total is not None and size > total:
         raise NoRoom(
-            f"{names} must fit into the memory of this machine, {total / 2**30:.3g} GiB; got sizes "
+            f"{names} must fit into {memory_name(device)}, {total / 2**30:.3g} GiB; got sizes "
             f"that need {size / 2**30:.3g}. Choose smaller ones."
         )
 
 
-def resolve_device(device: object) -> torch.device:
-    """`"auto"` is CUDA where there is one, else the CPU; otherwise any torch device name."""
+def resolve_device(
+    device: object, faster: Callable[[], torch.device] | None = None
+) -> torch.device:
+    """Any torch device by its name, if it is there.
+
+    `"auto"` is what `faster` says, which is asked where there is a card; the CPU where there is
+    none, and where nothing tells how much work there is.
+    """
     if isinstance(device, str) and device == "auto":  # arrays compare entry by entry
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if faster is None or not torch.cuda.is_available():
+            return torch.device("cpu")
+        return faster()
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError):

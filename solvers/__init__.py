@@ -14,7 +14,7 @@ To be read in this order, in which each stands on those before it:
     refinement    two grids compared: the error in depth, and where to refine
     quadrature    the error of a sampled law's integral, and how many nodes it takes
     token_quadrature  the error of the nodes of a law of tokens, of limits that are solved
-    limit_memory  what all this takes of the memory, and what is free
+    limit_memory  what all this takes of the memory, and what is free;  limit_work: of time
     limit_flow    where the limit carries points that are no tokens
     limit         `solve_limit`: refines until the errors are below what was asked for
 

@@ -5,10 +5,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from ipslimit.checks import shown
+
+
+class Near(NamedTuple):
+    """What is needed of a grid at every sweep, beside the values that it is needed for.
+
+    Attributes
+    ----------
+    widths : tensor (elements,)
+    stencil, value, slope : tensors (points, elements)
+        Of the middles of elements: edges, and weights of the values and slopes there.
+    """
+
+    widths: torch.Tensor
+    stencil: torch.Tensor
+    value: torch.Tensor
+    slope: torch.Tensor
+
 
 # Depths that heads are interpolated to at a time: what is gathered for it is many times as large.
 PART = 16
@@ -44,6 +62,20 @@ class DepthGrid:
         nodes[0::2] = edges
         nodes[1::2] = 0.5 * (edges[:-1] + edges[1:])
         return nodes
+
+    @cached_property
+    def _copies(self) -> dict[tuple[torch.dtype, torch.device], Near]:
+        return {}
+
+    def near(self, like: torch.Tensor) -> Near:
+        """What sweeps need, in the dtype and on the device of `like`; copied there once."""
+        place = like.dtype, like.device
+        if place not in self._copies:
+            stencil, *weights = _interpolant(self, self.nodes[1::2])
+            values = torch.tensor(self.widths, dtype=torch.float64), *weights
+            widths, value, slope = (t.to(like.device, like.dtype) for t in values)
+            self._copies[place] = Near(widths, stencil.to(like.device), value, slope)
+        return self._copies[place]
 
     def split(self, marked: list[bool]) -> DepthGrid:
         """The grid with the marked elements halved."""
@@ -89,13 +121,16 @@ class Trajectory:
 
     def __call__(self, s: torch.Tensor) -> torch.Tensor:
         """Values at depths s (S,), shape (S, B, N, d)."""
-        stencil = _stencil(self.knots, s, 1)  # (3, S)
-        t = self.knots.nodes[0::2][stencil] - s
-        value, slope = hermite_weights(t)
+        stencil, value, slope = _interpolant(self.knots, s)
         stencil = stencil.to(self.points.device)
-        return torch.einsum("is,is...->s...", value.to(self.points), self.points[stencil]) + (
-            torch.einsum("is,is...->s...", slope.to(self.points), self.slopes[stencil])
-        )
+        return self._summed(stencil, value.to(self.points), slope.to(self.points))
+
+    def _summed(
+        self, stencil: torch.Tensor, value: torch.Tensor, slope: torch.Tensor
+    ) -> torch.Tensor:
+        """Values and slopes at edges by their weights, each (points, S): (S, B, N, d)."""
+        values = torch.einsum("is,is...->s...", value, self.points[stencil])
+        return values + torch.einsum("is,is...->s...", slope, self.slopes[stencil])
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -104,21 +139,23 @@ class Trajectory:
             return self.points
         out = self.edges.new_empty(2 * self.grid.elements + 1, *self.edges.shape[1:])
         out[0::2] = self.edges
-        out[1::2] = self(self.grid.nodes[1::2])
+        near = self.grid.near(self.edges)
+        out[1::2] = self._summed(near.stencil, near.value, near.slope)
         return out
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Trajectory:
         """Apply a linear function of values (..., B, N, d) to values and slopes."""
         return Trajectory(self.grid, function(self.points), function(self.slopes))
 
-    def is_finite(self) -> bool:
-        return bool(torch.isfinite(self.points).all() and torch.isfinite(self.slopes).all())
+    @property
+    def finite(self) -> torch.Tensor:
+        """Whether all values and slopes are, ()."""
+        return torch.isfinite(self.points).all() & torch.isfinite(self.slopes).all()
 
 
-def integrate(widths: list[float], slopes: torch.Tensor) -> torch.Tensor:
+def integrate(grid: DepthGrid, slopes: torch.Tensor) -> torch.Tensor:
     """Integral from 0 to every node of the piecewise parabola through `slopes` (nodes, ...)."""
-    h = torch.tensor(widths, dtype=slopes.dtype, device=slopes.device)
-    h = h.reshape(-1, *[1] * (slopes.ndim - 1))
+    h = grid.near(slopes).widths.reshape(-1, *[1] * (slopes.ndim - 1))
     left, middle, right = slopes[0:-1:2], slopes[1::2], slopes[2::2]
     out = torch.zeros_like(slopes)
     out[2::2] = torch.cumsum(h / 6 * (left + 4 * middle + right), dim=0)
@@ -186,6 +223,14 @@ def _between_nodes(grid: DepthGrid, values: torch.Tensor, s: torch.Tensor) -> to
     low = torch.minimum(torch.minimum(start, end), bent)
     high = torch.maximum(torch.maximum(start, end), bent)
     return torch.minimum(torch.maximum(quartic, low), high)
+
+
+def _interpolant(
+    grid: DepthGrid, s: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Edges (points, S) around depths s (S,), and the weights of values and slopes there."""
+    stencil = _stencil(grid, s, 1)
+    return stencil, *hermite_weights(grid.nodes[0::2][stencil] - s)
 
 
 def _stencil(grid: DepthGrid, s: torch.Tensor, in_element: int) -> torch.Tensor:

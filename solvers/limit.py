@@ -20,6 +20,7 @@ from ipslimit.model.training_problem import TrainingProblem
 from .grid import DepthGrid
 from .limit_memory import free_bytes, limit_bytes
 from .limit_run import LimitRun
+from .limit_work import limit_work
 from .march import March
 from .meter import Meter, Watcher
 from .on_grid import GridSolution, Stopped, train_on_grid
@@ -69,6 +70,7 @@ def solve_limit(
     record : steps at which x, p and heads are kept
         The last step by default.
     device : "auto", "cpu", "cuda" or "cuda:i"
+        "auto" is the card where there is one and, of these sizes, it is the faster.
     method : "auto", "march", "picard" or "adams"
         Scheme in depth. "march" and "picard" are of order 4 on the same grid; "auto" is "march" on
         the CPU and "picard", which is parallel in depth, on CUDA (falling back to "march" where the
@@ -137,16 +139,15 @@ def solve_limit(
     tol = require_real("tol", tol, 0.0, include_low=False)
     record = recorded_steps(record, steps)
     evaluate = evaluated_steps(evaluate, steps, problem)
-    device = resolve_device(device)
     require_choice("method", method, ("auto", *SCHEMES))
-    scheme = _choose(method, device)
+    fewest = SCHEMES[method].least_elements if method != "auto" else 1
     require_int("max_elements", max_elements)
     if elements is None:
         few = first_elements(tol) if _takes_long(problem, nodes) else FINEST_FIRST
-        elements = max(scheme.least_elements, min(few, max_elements // 4))
+        elements = max(fewest, min(few, max_elements // 4))
         least = min(4 * FINEST_FIRST, max_elements)
     else:
-        least = 4 * require_int("elements", elements, scheme.least_elements)
+        least = 4 * require_int("elements", elements, fewest)
     if max_elements < 4 * elements:
         raise ValueError(
             f"max_elements must be at least 4 * elements = {4 * elements}, for two pairs of grids; "
@@ -162,8 +163,11 @@ def solve_limit(
     require_int("nodes_seed", nodes_seed, 0)
     problem.block.check_nodes(nodes, nodes_seed)
     tokens = problem.count * problem.N * problem.d
-    require_room("elements", 2 * elements * tokens, problem.dtype)
-    require_room("steps", steps, problem.dtype)
+    sizes = nodes, steps, elements
+    device = resolve_device(device, lambda: limit_work(problem, *sizes).device())
+    scheme = _choose(method, device)
+    require_room("elements", 2 * elements * tokens, problem.dtype, device)
+    require_room("steps", steps, problem.dtype, device)
     rule.require_units(problem.layouts)
     for layout in problem.layouts:
         require_rule(rule, layout, problem.dtype, device, steps)

@@ -112,7 +112,7 @@ class OnGrid:
         self._branch = Branch(solution.units[k], problem.block.norm)
         contexts, count, d = company.points.shape
         nodes = 2 * self.grid.elements + 1
-        require_room("points", contexts * count * d * nodes, problem.dtype)
+        require_room("points", contexts * count * d * nodes, problem.dtype, solution.loss.device)
         self._parts = [*company.split(nodes * d)]
 
     @cached_property

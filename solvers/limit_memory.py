@@ -39,9 +39,12 @@ def _read(path: str | Path) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What may be planned with of the memory that is free where the limit is solved."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available()
-    return int(SHARE * free)
+    """What may be planned with of the memory that is free on a device."""
+    if device.type != "cuda":
+        return int(SHARE * available())
+    # what torch keeps of the card's memory and does not use is free, too
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(SHARE * (torch.cuda.mem_get_info(device)[0] + kept))
 
 
 def limit_bytes(

@@ -13,6 +13,7 @@ from ipslimit import Rule, Units
 from ipslimit.model.batch import Batch
 from ipslimit.model.branch import Branch, States
 from ipslimit.model.callbacks import asks_to_stop
+from ipslimit.model.feed import Feed
 from ipslimit.model.sight import Sight
 from ipslimit.model.tracers import all_costates, lit, lit_costate
 from ipslimit.model.training_problem import TrainingProblem
@@ -53,8 +54,8 @@ class GridSolution:
         ]
 
     def is_finite(self) -> bool:
-        recorded = all(trajectory.is_finite() for _, _, trajectory in self.trajectories())
-        return recorded and bool(torch.isfinite(self.loss).all())
+        recorded = [trajectory.finite for _, _, trajectory in self.trajectories()]
+        return bool(torch.stack([*recorded, torch.isfinite(self.loss).all()]).all())
 
 
 class Stopped(RuntimeError):
@@ -91,12 +92,12 @@ def train_on_grid(
     numbers = {name: units.count for name, units in branch.families.items()}
     solution = GridSolution(grid, loss, scheme.in_sequence, unit_numbers=numbers)
     x = p = probe_x = probe_p = None
+    feed, least = Feed(problem, device, steps), loss.new_full((), math.inf)
     for step in range(steps + 1):
         if begin is not None:
             begin(step)
         keep, last = step in record, step == steps
-        chosen = problem.chosen(step)
-        batch = problem.data(chosen, device)
+        chosen, batch = feed(step)
         if problem.batch is not None:
             solution.batches[step] = chosen
             x = p = None  # those of other contexts are no guess
@@ -108,7 +109,7 @@ def train_on_grid(
         read = ends.read(x.edges[-1], batch)
         loss[step] = read.loss
         if branch.norm is not None:
-            solution.least_size = min(solution.least_size, branch.norm.least_size(x.edges))
+            least = torch.minimum(least, branch.norm.least_size(x.edges))
         if callback and asks_to_stop(callback(step, grid.elements, float(loss[step]))):
             raise Stopped(f"stopped by callback at step {step} on {grid.elements} elements")
         if not last or keep:
@@ -119,7 +120,7 @@ def train_on_grid(
             solution.units[step] = at_nodes.families
             solution.ends |= {step: ends.tables()} if ends.families else {}
             if problem.probe_count:
-                probes = problem.probe_data(device)
+                probes = feed.probes
                 seen = dataclasses.replace(system, sight=probes.sight)
                 probe_x = scheme.forward(seen, ends.enter(probes.inputs), probe_x)
                 end = ends.read(probe_x.edges[-1], probes)
@@ -129,15 +130,16 @@ def train_on_grid(
                 solution.probe_x[step], solution.probe_p[step] = recorded
         elif step in evaluate:
             end_of = functools.partial(_end, scheme, system)
-            probes = problem.probe_data(device), problem.B
+            probes = feed.probes, problem.B
             solution.probe_loss[step] = ends.mean_loss(*probes, end_of)
-        if last or not (x.is_finite() and p.is_finite()):
+        if last or not bool(x.finite & p.finite):
             break
         if problem.tied:
             found = UnitSums(*(_over_depth(scheme, grid, part) for part in found))
         branch, states = _moved(branch, rule, states, found, problem, step + 1, depths)
         pulled = ends.pull(batch.inputs, p.edges[0])
         end_states = ends.update(rule, end_states, read, pulled, step + 1)
+    solution.least_size = float(least)
     solution.notes = branch.notes(rule, states, solution.least_size)
     solution.warning = branch.norm and branch.norm.warning(solution.least_size)
     return solution

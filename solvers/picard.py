@@ -54,7 +54,7 @@ class Picard(Scheme):
 
         def sweep(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             slopes = system.field(x, nodes)
-            return x0 + integrate(system.grid.widths, slopes), slopes
+            return x0 + integrate(system.grid, slopes), slopes
 
         first = x0.expand(2 * system.grid.elements + 1, *x0.shape)
         values, slopes = self._iterate(sweep, first if guess is None else guess.values, "X")
@@ -65,7 +65,7 @@ class Picard(Scheme):
 
         def sweep(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             pulls, _ = system.pull(x.values, p, nodes)
-            integral = integrate(system.grid.widths, pulls)
+            integral = integrate(system.grid, pulls)
             return p_end + (integral[-1] - integral), -pulls
 
         first = p_end.expand(x.values.shape)
@@ -80,7 +80,8 @@ class Picard(Scheme):
         for _ in range(self.max_sweeps):
             before = change
             new, slopes = sweep(values)
-            change, size = float((new - values).abs().max()), float(new.abs().max())
+            # both at once: a card is waited for once a sweep
+            change, size = torch.stack([(new - values).abs().max(), new.abs().max()]).tolist()
             values = new
             if not math.isfinite(change):  # diverged: for the caller to flag, not to iterate on
                 return values, slopes

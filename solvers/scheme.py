@@ -104,7 +104,7 @@ class Scheme(abc.ABC):
 
     def integral(self, grid: DepthGrid, values: torch.Tensor) -> torch.Tensor:
         """Integral over depth of what is given at the nodes, (nodes, ...) -> (1, ...)."""
-        return integrate(grid.widths, values)[-1:]
+        return integrate(grid, values)[-1:]
 
     @abc.abstractmethod
     def forward(

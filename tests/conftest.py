@@ -21,6 +21,11 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", strict)
 
 
+def pytest_runtest_setup(item):
+    if "gpu" in item.keywords and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def no_client_outlives_its_test():
     """A Dask client left open looks for its scheduler from a thread, at random intervals.

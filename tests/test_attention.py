@@ -359,7 +359,7 @@ def test_a_diverged_context_leaves_the_others_bit_identical():
 # --- devices -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("x_lead,heads_lead", [((), ()), ((3,), (3,)), ((3, 1), (1, 2))])
 def test_cuda_agrees_with_the_cpu(monkeypatch, x_lead, heads_lead, causal):

@@ -146,10 +146,10 @@ def test_interpolation_weights_sum_to_one_and_reproduce_their_degree():
 def test_a_trajectory_with_a_nan_is_not_finite():
     grid = DepthGrid.uniform(2)
     edges = torch.zeros(3, 1, 1, 1, dtype=F64)
-    assert Trajectory(grid, edges, edges).is_finite()
+    assert Trajectory(grid, edges, edges).finite
     broken = edges.clone()
     broken[1] = torch.nan
-    assert not Trajectory(grid, broken, edges).is_finite()
+    assert not Trajectory(grid, broken, edges).finite
 
 
 def test_a_trajectory_keeps_its_dtype():

@@ -123,7 +123,7 @@ def test_bad_questions_to_a_run_are_refused_by_name():
 # ---------------------------------------------------------------- reproducibility
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 def test_cuda_gives_the_answer_of_the_cpu():
     problem = small_problem(probes=2)
     on_cpu = solve_limit(problem, SMOOTH, 2, 1e-3, [0, 2], "cpu")

@@ -222,7 +222,7 @@ def test_integrate_is_exact_for_parabolas_and_at_edges_for_cubics():
     grid = DepthGrid((0.0, 0.3, 0.4, 1.0))
     s = grid.nodes[:, None, None, None]
     for degree in range(4):
-        error = integrate(grid.widths, s**degree) - s ** (degree + 1) / (degree + 1)
+        error = integrate(grid, s**degree) - s ** (degree + 1) / (degree + 1)
         exact = error if degree < 3 else error[0::2]
         assert exact.abs().max() < 1e-15  # rounding of numbers up to 1
     assert error[1::2].abs().max() > 1e-6  # the middles of a cubic are not exact, nor need be
@@ -239,13 +239,13 @@ def test_picard_settles_at_rounding(size, elements):
     # rounding: that is no failure to contract
     system = frozen(DepthGrid.uniform(elements), causal=True, size=size)
     back, _ = Picard().backward(system, Picard().forward(system, X0), P_END, False)
-    assert back.is_finite()
+    assert back.finite
 
 
 @each_scheme
 def test_non_finite_trajectories_are_returned_for_the_caller_to_flag(name):
     system = frozen(DepthGrid.uniform(3), size=1e160)
-    assert not SCHEMES[name]().forward(system, X0).is_finite()
+    assert not SCHEMES[name]().forward(system, X0).finite
 
 
 @each_scheme

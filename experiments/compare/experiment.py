@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from ipslimit.checks import resolve_device
-
-from ..cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, train_seeds
+from ..cells import SECONDS_A_UNIT, cell_cost, memory_of_a_cell, study_device, train_seeds
 from ..engines import Engine, choose_engine, compute
 from ..limit import solve_limit
 from ..memory import seeds_that_fit
@@ -40,14 +38,14 @@ def compare(
         If the limit, or every particle run, diverges, or not even one seed fits.
     """
     pair.check()
-    device = resolve_device(device)
     studies = [pair.study(setting) for setting in pair.settings()]
+    device = study_device(device, studies[0], [(pair.depth, pair.heads)])
     if engine is None:
         # a GPU is not shared out to processes, nor a single rule
         alone = device.type != "cpu" or len(studies) == 1
         units = sum(cell_cost(study, pair.depth, pair.heads) for study in studies)
         engine = choose_engine(int(alone), seconds=SECONDS_A_UNIT * units)
-    shared = (pair.depth, pair.heads, str(device), memory_of_a_cell(memory, engine))
+    shared = (pair.depth, pair.heads, str(device), memory_of_a_cell(memory, engine, device))
     with contextlib.closing(engine):
         found = dict(compute(engine, _compare, shared, {i: (s,) for i, s in enumerate(studies)}))
     return [found[i] for i in range(len(studies))]
@@ -58,7 +56,7 @@ def _compare(
 ) -> Comparison:
     setting = study.setting
     problem, rule = setting.make_problem(), setting.make_rule()
-    together = seeds_that_fit(study, depth, heads, memory)
+    together = seeds_that_fit(study, depth, heads, memory, device)
     limit = solve_limit(
         problem, rule, setting.steps, study.tol, setting.recorded, device, **setting.quadrature()
     )

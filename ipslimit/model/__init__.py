@@ -3,7 +3,8 @@
 units      theta, many at once, with weights: the measure nu, and what is asked of any family
            (`layout`: how they are stored; `passes`, `by_autograd`: their field by default)
 heads      the family of attention heads, theta = (Q, K, V, O)
-attention  their field and its transpose, defined; `eager` computes it with torch
+attention  their field and its transpose, defined; `eager` computes it with torch, in blocks that
+           `budgets` allows
 perceptrons  the family of perceptrons; `perceptrons_eager` computes with torch and `activations`
 laws       which heads training starts from, and their quadrature; `perceptron_laws` likewise, and
            `entries`, the densities that they share
@@ -20,6 +21,7 @@ layers     forward and backward through the layers, with each layer's update on 
            layers_chosen: compiled or not
 particles  the training run of the particle transformer;  run_arguments: what it asks of its
            arguments;  draws: what it starts from;  runs: what it gives;  predictions: of a text;
-           flow: where it carries points that are no tokens
+           flow: where it carries points that are no tokens;  feed: the batches of its steps
+work       how long it takes, and so on which device
 sharded    the same over several processes
 """

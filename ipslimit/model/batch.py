@@ -34,7 +34,7 @@ class Batch:
 
     def __getitem__(self, contexts) -> Batch:
         """Some of the contexts."""
-        return self._map(lambda t: t[contexts])
+        return self._map(lambda t: t[contexts], self.sight[contexts])
 
     def split(self, together: int) -> list[Batch]:
         """So many contexts at a time."""
@@ -43,7 +43,7 @@ class Batch:
 
     def to(self, device: object) -> Batch:
         """The same on a device."""
-        return self._map(lambda t: t.to(device))
+        return self._map(lambda t: t.to(device), self.sight.to(device))
 
     @property
     def places(self) -> torch.Tensor:
@@ -69,11 +69,9 @@ class Batch:
         omega = self.sight.weights / self.sight.weights.shape[-1]
         return self.restored(omega[..., None])[..., 0]
 
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        given = self.inputs, self.targets, self.sight, self.order, self.positions
-        inputs, targets, sight, *more = given
-        found = (None if t is None else function(t) for t in more)
-        return Batch(function(inputs), function(targets), sight.map(function), *found)
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor], sight: Sight) -> Batch:
+        found = (None if t is None else function(t) for t in (self.order, self.positions))
+        return Batch(function(self.inputs), function(self.targets), sight, *found)
 
 
 def gathered(t: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

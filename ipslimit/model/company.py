@@ -58,7 +58,8 @@ class Company:
         weights = points.new_ones(places.shape) if weights is None else weights
         weights = torch.cat([weights, weights.new_zeros(contexts, self.each)], 1)
         weights = weights if order is None else weights.gather(1, order)
-        self.sight = Sight(batch.sight.causal, weights, ends).repeated(self.copies)
+        traced = torch.ones(contexts, dtype=torch.bool)
+        self.sight = Sight(batch.sight.causal, weights, ends, traced).repeated(self.copies)
         self.lit = lit(self.sight)
 
     @property

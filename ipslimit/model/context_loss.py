@@ -85,7 +85,7 @@ class ContextLoss:
             # leading indices share the weights, but each has an x of its own
             total = self.losses(x, targets, weights).sum()
             (flat,) = torch.autograd.grad(total, weights, create_graph=True)
-            flat = flat.masked_select(weights == 0).sum()
+            flat = torch.where(weights == 0, flat, 0.0).sum()
             if not flat.requires_grad:
                 return torch.zeros_like(x)
             (found,) = torch.autograd.grad(flat, x, materialize_grads=True)

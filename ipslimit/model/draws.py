@@ -35,10 +35,10 @@ def require_layers_room(
 ) -> None:
     """Refuse sizes whose units, or whose hidden states and losses, no memory could hold."""
     stored = (1 if problem.tied else depth) * problem.block.stored(numbers)
-    require_room("depth, heads and seeds", stored * len(seeds), problem.dtype)
-    if device.type == "cpu":
-        tokens = (depth + 1) * problem.B * problem.N * problem.d
-        require_room("depth, steps and seeds", len(seeds) * (tokens + steps), problem.dtype)
+    for place in dict.fromkeys(("cpu", str(device))):  # where they are drawn, and where trained
+        require_room("depth, heads and seeds", stored * len(seeds), problem.dtype, place)
+    tokens = (depth + 1) * problem.B * problem.N * problem.d
+    require_room("depth, steps and seeds", len(seeds) * (tokens + steps), problem.dtype, device)
 
 
 def whole_layers(

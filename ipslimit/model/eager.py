@@ -12,14 +12,16 @@ from collections.abc import Iterator
 
 import torch
 
+from .budgets import added, cut, matrices_bytes, on_card, temporary_bytes
 from .layout import Layout
 from .sight import Sight
 
-# Work is cut into blocks of leading indices, contexts and heads so that no temporary over tokens or
-# parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a block into
-# groups of attention matrices of at most max(PAIR_BUDGET bytes, N^2 entries), of which two exist at
-# a time, both in a core's second-level cache. A matrix of more entries than MATRIX_BUDGET exists a
-# few of its rows at a time, so that memory does not grow like N^2.
+# On the CPU work is cut into blocks of leading indices, contexts and heads so that no temporary
+# over tokens or parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a
+# block into groups of attention matrices of at most max(PAIR_BUDGET bytes, N^2 entries), of which
+# two exist at a time, both in a core's second-level cache. A matrix of more entries than
+# MATRIX_BUDGET exists a few of its rows at a time, so that memory does not grow like N^2. (On a
+# card: `budgets`.)
 TOKEN_BUDGET = 2**20
 PAIR_BUDGET = 2**19
 MATRIX_BUDGET = 2**24
@@ -29,28 +31,26 @@ KEEPS = True
 
 
 def blocks(
-    rows: int, contexts: int, heads: int, tokens: int, d: int, m: int
+    rows: int, contexts: int, heads: int, tokens: int, d: int, m: int, budget: int | None = None
 ) -> tuple[list[slice], list[slice], list[slice]]:
-    """Blocks (leading indices, contexts, heads) within the budget.
+    """Blocks (leading indices, contexts, heads) within a budget of entries, by default the CPU's.
 
     The cuts over contexts and heads, which decide an order of summation, ignore the leading
     dimensions: results must not depend on how many seeds are computed together.
     """
-
-    def cut(total: int, step: int) -> list[slice]:
-        parts = -(-total // step)
-        return [slice(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
-
+    budget = TOKEN_BUDGET if budget is None else budget
     unit = (tokens + d) * (3 * m + d)
-    context_step = max(1, min(contexts, TOKEN_BUDGET // unit))
-    head_step = max(1, min(heads, TOKEN_BUDGET // (unit * context_step)))
-    row_step = max(1, min(rows, TOKEN_BUDGET // (unit * context_step * head_step)))
+    context_step = max(1, min(contexts, budget // unit))
+    head_step = max(1, min(heads, budget // (unit * context_step)))
+    row_step = max(1, min(rows, budget // (unit * context_step * head_step)))
     return cut(rows, row_step), cut(contexts, context_step), cut(heads, head_step)
 
 
 def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slice]]:
     rows, contexts, tokens, d = x.shape
-    return itertools.product(*blocks(rows, contexts, weights.shape[-1], tokens, d, layout.m))
+    budget = temporary_bytes(x.device) // x.element_size() if on_card(x.device) else None
+    sizes = rows, contexts, weights.shape[-1], tokens, d, layout.m
+    return itertools.product(*blocks(*sizes, budget))
 
 
 def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
@@ -60,11 +60,11 @@ def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = 
     head and a copy of the heads: for the autograd face, whose user expects the usual exchange of
     memory for time.
     """
-    out = torch.zeros_like(x)
+    out = None
     for row, context, head in _each_block(x, weights, layout):
         block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
         block.attend()
-        out[row, context] += block.outputs(weights[row, head])
+        out = added(out, block.outputs(weights[row, head]), (row, context), x)
         if keep is not None:
             keep.append(block)
     return out
@@ -85,8 +85,7 @@ def vjp(
 
     With outputs, dpacked has m rows more: the attention outputs z, summed over contexts and tokens.
     """
-    dx = torch.zeros_like(x)
-    dpacked = None
+    dx = dpacked = None
     if with_heads:
         size = layout.size + (layout.m if with_outputs else 0)
         dpacked = packed.new_zeros(packed.shape[0], size, packed.shape[2])
@@ -96,7 +95,7 @@ def vjp(
         block = kept[i] if kept else _Block(*of)
         c = cotangent[row, context]
         dqkv = block.pull_back(c)
-        dx[row, context] += block.to_tokens(dqkv, weights[row, head])
+        dx = added(dx, block.to_tokens(dqkv, weights[row, head]), (row, context), x)
         if with_heads:
             into = dpacked[row, :, head], dweights[row, head]
             block.add_head_derivatives(x[row, context], c, dqkv, *into)
@@ -162,8 +161,12 @@ class _Block:
     def _groups(self):
         """(slice of r h b, rows, their logits, their attention), in memory used again for each."""
         total, n = len(self.q), self.sizes[-1]
-        step = max(1, min(total, PAIR_BUDGET // (n**2 * self.q.element_size())))
-        height = n if step > 1 else max(1, min(n, MATRIX_BUDGET // n))
+        size, pairs, entries = self.q.element_size(), PAIR_BUDGET, MATRIX_BUDGET
+        if on_card(self.q.device):
+            pairs = matrices_bytes(self.q.device)
+            entries = pairs // size
+        step = max(1, min(total, pairs // (n**2 * size)))
+        height = n if step > 1 else max(1, min(n, entries // n))
         room = [self.q.new_empty(step, height, n) for _ in range(2)]
         hidden, shifts = self.sight.hidden(n, self.q.device), self.sight.shifts
         starts = itertools.product(range(0, total, step), range(0, n, height))

@@ -99,7 +99,7 @@ class Ends(abc.ABC):
         for name, units in self.families.items():
             gradient = read.gradients.get(name, 0.0) + pulled.get(name, 0.0)
             after, new = moved(rule, units, states[name], gradient, step, self.depths[name])
-            if alive is not None and not alive.all():
+            if alive is not None:
                 kept = alive.view(-1, 1, 1)
                 after = units.with_packed(torch.where(kept, after.packed, units.packed))
                 new = {key: torch.where(kept, t, states[name][key]) for key, t in new.items()}

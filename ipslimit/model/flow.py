@@ -147,7 +147,7 @@ def _parts(
     branch = problem.block.branch(families)
     scale, states = float(run.depth) ** -run.residual_exponent, len(branch.stages) * run.depth + 1
     numbers = states * len(x) * problem.d * per_number
-    require_room("points", company.points.shape[-3:-1].numel() * numbers, x.dtype)
+    require_room("points", company.points.shape[-3:-1].numel() * numbers, x.dtype, device)
     x0 = company.batch.ordered(x[:, 0])
     for part in company.split(numbers):
         sizes = part.contexts, part.size

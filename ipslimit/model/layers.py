@@ -168,14 +168,15 @@ class Layers:
         }
         depth = None if self.tied else r / self.depth
         moved, new = layer.updated(training.rule, old, gradients, training.step, means, depth)
-        alive = slice(None) if training.alive.all() else training.alive
         for name, units in layer.families.items():
             # what a rule keeps of the units or of another state must not be overwritten on the way
             targets = [units.packed, *old[name].values()]
             given = moved.families[name].packed, *(new[name][key] for key in old[name])
             values = [_apart(t, targets) for t in given]
             for target, value in zip(targets, values, strict=True):
-                target[alive] = value[alive]
+                # no seed is looked for: that would make the host wait for a card at every layer
+                alive = training.alive.view(-1, *[1] * (target.ndim - 1))
+                torch.where(alive, value, target, out=target)
 
 
 def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:

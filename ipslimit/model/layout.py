@@ -120,6 +120,19 @@ class Layout:
         """The symmetry pairs of these units; see `Units.pairs_of`."""
         return self.family.pairs_of(self)
 
+    def spread(self, named: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One number of a part for all of its entries, (..., P, H) of (..., 1, H) by name.
+
+        1 in parts that are not named, of which there is one at least that is.
+        """
+        some = next(iter(named.values()))
+        one = some.new_ones(1).expand(some.shape)
+        parts = [
+            named.get(name, one).expand(*some.shape[:-2], rows.stop - rows.start, -1)
+            for name, rows in self.slices.items()
+        ]
+        return torch.cat(parts, dim=-2)
+
     def unpacked(self, packed: torch.Tensor, name: str) -> torch.Tensor:
         """A matrix as it is stored, (..., rows, columns, H), or with these two transposed."""
         shape = self.shape(name)

@@ -67,9 +67,9 @@ class Norm:
                 "has no direction. Leave it out, or use norm=None."
             )
 
-    def least_size(self, x: torch.Tensor) -> float:
-        """The least size of a token; those that are not finite are left out."""
-        return float(self.sizes(x).nan_to_num(torch.inf).min())
+    def least_size(self, x: torch.Tensor) -> torch.Tensor:
+        """The least size of a token, (); those that are not finite are left out."""
+        return self.sizes(x).nan_to_num(torch.inf).min()
 
     def warning(self, least: float) -> str | None:
         """What to say of tokens whose least size is this; None where it is large enough."""

@@ -21,6 +21,7 @@ from .branch import Branch, States
 from .callbacks import asks_to_stop, require_callback
 from .draws import drawn_layers, require_layers_room, whole_layers
 from .ends import Ends, EndStates
+from .feed import Feed
 from .layers import Layers, Training
 from .layers_chosen import make_layers
 from .rules import Rule
@@ -34,6 +35,7 @@ from .tracers import all_costates, lit, lit_costate
 from .training_problem import TrainingProblem
 from .units import Units
 from .warm import by_seed, going_on
+from .work import training_work
 
 # Called after every step k with (k, run); True stops the run there.
 Callback = Callable[[int, ParticleRun], object]
@@ -84,6 +86,7 @@ def train_particles(
     residual_exponent : float
         Residual branches are scaled by L^-residual_exponent; only 1 has the ODE limit.
     device : "auto", "cpu", "cuda" or "cuda:i"
+        "auto" is the card where there is one and, of these sizes, it is the faster; see `work`.
     nodes, nodes_seed : int
         For heads=None with a sampled law: its quadrature, `law.nodes(nodes, nodes_seed)`.
     group : torch.distributed process group, optional
@@ -132,8 +135,10 @@ def train_particles(
     require_int("nodes", nodes)
     require_int("nodes_seed", nodes_seed, 0)
     block.check_nodes(nodes, nodes_seed)
-    device = resolve_device(device)
     stored = numbers or dict.fromkeys(block.laws, nodes)
+    distinct = seeds if numbers is not None else seeds[:1]
+    sizes = depth, stored, len(distinct), steps
+    device = resolve_device(device, lambda: training_work(problem, *sizes).device())
     require_layers_room(problem, depth, stored, seeds, steps, device)
     rule.require_units(problem.layouts)
     for layout in problem.layouts:
@@ -150,7 +155,6 @@ def train_particles(
         same |= {"start": None if start is None else getattr(start, "last", 0)}
         share = require_group(group, same | problem.identity)
 
-    distinct = seeds if numbers is not None else seeds[:1]
     run = empty_run(depth, numbers, distinct, steps, problem, device)
     run.root_seed, run.residual_exponent, run.rule = root_seed, residual_exponent, rule_text(rule)
     if numbers is None and not block.exact:
@@ -231,26 +235,30 @@ def _train(
     given = branch, scale, run.cost, rule, *sizes
     layers = make_layers(*given, options.group, tied)
     per_token = 1.0 / (problem.B * problem.N)
+    feed = Feed(problem, device, steps)
+    least = torch.full((), run.least_size, dtype=problem.dtype, device=device)
     for step in range(first, steps + 1):
         keep, run.last = step in record, step
-        chosen = problem.chosen(step)
-        batch = problem.data(chosen, device)
+        chosen, batch = feed(step)
         if problem.batch is not None:
             run.batches[step] = chosen
         if keep and options.record_units:
             run.units[step] = _recorded(branch, run.depth)
             run.ends |= {step: ends.tables()} if ends.families else {}
         if keep and problem.probe_count:
-            _record_probes(layers, ends, problem, run, step, device)
+            _record_probes(layers, ends, problem, run, step, feed.probes)
         elif step in options.evaluate:
-            probes = problem.probe_data(device), problem.B
+            probes = feed.probes, problem.B
             run.probe_loss[step] = ends.mean_loss(*probes, lambda *x: layers.forward(*x)[-1])
         x = layers.forward(ends.enter(batch.inputs), batch.sight)
         read = ends.read(x[-1], batch)
         run.loss[:, step] = read.loss
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
         if branch.norm is not None:
-            run.least_size = min(run.least_size, branch.norm.least_size(x[:-1]))
+            least = torch.minimum(least, branch.norm.least_size(x[:-1]))
+            # told where it can be read, for the host then waits for a card to say it
+            if step == steps or options.callback is not None:
+                run.least_size = float(least)
         run.stopped = options.callback is not None and asks_to_stop(options.callback(step, run))
         last = step == steps or run.stopped
         if last and not keep:
@@ -303,9 +311,8 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 
 
 def _record_probes(
-    layers: Layers, ends: Ends, problem: TrainingProblem, run: ParticleRun, step: int, device
+    layers: Layers, ends: Ends, problem: TrainingProblem, run: ParticleRun, step: int, batch: Batch
 ) -> None:
-    batch = problem.probe_data(device)
     x = layers.forward(ends.enter(batch.inputs), batch.sight)
     read = ends.read(x[-1], batch)
     run.probe_loss[step] = read.loss

@@ -12,12 +12,14 @@ import itertools
 import torch
 
 from .activations import ACTIVATIONS
+from .budgets import added, cut, on_card, temporary_bytes
 from .eager import product
 from .layout import Layout
 from .sight import Sight
 
-# Work is cut into blocks of leading indices, tokens and units so that no temporary has more than
-# max(BUDGET, max(d, FEWEST) max(n, d)) entries; it decides how much stays in a core's cache.
+# On the CPU work is cut into blocks of leading indices, tokens and units so that no temporary has
+# more than max(BUDGET, max(d, FEWEST) max(n, d)) entries; it decides how much stays in a core's
+# cache. (On a card: `budgets`.)
 BUDGET = 2**17
 # Below so many tokens, cutting would cost more in the units' derivatives than it saves.
 FEWEST = 64
@@ -26,35 +28,35 @@ FEWEST = 64
 KEEPS = True
 
 
-def blocks(rows: int, tokens: int, units: int, d: int, n: int) -> tuple[list[slice], ...]:
-    """Blocks (leading indices, tokens, units) within the budget.
+def blocks(
+    rows: int, tokens: int, units: int, d: int, n: int, budget: int | None = None
+) -> tuple[list[slice], ...]:
+    """Blocks (leading indices, tokens, units) within a budget of entries, by default the CPU's.
 
     The cuts over tokens and units, which decide an order of summation, ignore the leading
     dimensions: results must not depend on how many seeds are computed together.
     """
-
-    def cut(total: int, step: int) -> list[slice]:
-        parts = -(-total // step)
-        return [slice(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
-
-    token_step = min(tokens, max(FEWEST, BUDGET // max(n * units, d)))
+    budget = BUDGET if budget is None else budget
+    token_step = min(tokens, max(FEWEST, budget // max(n * units, d)))
     each = max(token_step, d)
-    unit_step = max(1, min(units, BUDGET // (each * n)))
-    row_step = max(1, min(rows, BUDGET // (each * max(unit_step * n, d))))
+    unit_step = max(1, min(units, budget // (each * n)))
+    row_step = max(1, min(rows, budget // (each * max(unit_step * n, d))))
     return cut(rows, row_step), cut(tokens, token_step), cut(units, unit_step)
 
 
 def _each_block(x, weights, layout: Layout):
-    return itertools.product(*blocks(*x.shape[:2], weights.shape[-1], layout.d, layout.n))
+    budget = temporary_bytes(x.device) // x.element_size() if on_card(x.device) else None
+    sizes = *x.shape[:2], weights.shape[-1], layout.d, layout.n
+    return itertools.product(*blocks(*sizes, budget))
 
 
 def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d); a list `keep` is filled with what `vjp` can use."""
     tokens = x.flatten(1, 2)
-    out = torch.zeros_like(tokens)
+    out = None
     for row, token, unit in _each_block(tokens, weights, layout):
         block = _Block(tokens[row, token], packed[row, :, unit], weights[row, unit], layout)
-        out[row, token] += block.outputs()
+        out = added(out, block.outputs(), (row, token), tokens)
         if keep is not None:
             keep.append(block)
     return out.view(x.shape)
@@ -76,8 +78,7 @@ def vjp(
     With outputs, dpacked has n rows more: the hidden values, summed over contexts and tokens.
     """
     tokens, c = x.flatten(1, 2), cotangent.flatten(1, 2)
-    dx = torch.zeros_like(tokens)
-    dpacked = dweights = None
+    dx = dpacked = dweights = None
     if with_units:
         rows = layout.size + (layout.n if with_outputs else 0)
         dpacked = packed.new_zeros(packed.shape[0], rows, packed.shape[2])
@@ -87,7 +88,7 @@ def vjp(
         block = kept[i] if kept else _Block(*at, layout)
         into = (dpacked[row, :, unit], dweights[row, unit]) if with_units else None
         u = None if sight.weights is None else sight.weights.flatten()[token]
-        dx[row, token] += block.pull_back(c[row, token], into, u)
+        dx = added(dx, block.pull_back(c[row, token], into, u), (row, token), tokens)
     return dx.view(x.shape), dpacked, dweights
 
 

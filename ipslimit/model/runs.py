@@ -243,7 +243,7 @@ class ParticleRun:
         """Mark the seeds that are not finite at this step, unless they were not before."""
         fresh = ~finite & ~self.diverged
         self.diverged |= fresh
-        self.diverged_at[fresh] = step
+        self.diverged_at.masked_fill_(fresh, step)
 
 
 def empty_run(

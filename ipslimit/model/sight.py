@@ -41,11 +41,19 @@ class Sight:
         u = N omega, of mean 1 in every context.
     ends : tensor (B, N) of int64, or None
         Of a mask: token i sees tokens j < ends[b, i] instead; those never decrease along a context.
+    traced : tensor (B,) of bool, or None without weights
+        Which contexts have tracers, on the CPU whatever the device, so that nobody need wait for a
+        card to say if there are some; found of the weights where it is not given.
     """
 
     causal: bool = False
     weights: torch.Tensor | None = None
     ends: torch.Tensor | None = None
+    traced: torch.Tensor | None = None
+
+    def __post_init__(self):
+        if self.weights is not None and self.traced is None:
+            object.__setattr__(self, "traced", (self.weights == 0).any(-1).cpu())
 
     @classmethod
     def of(cls, given: bool | Sight) -> Sight:
@@ -71,7 +79,7 @@ class Sight:
     @property
     def tracers(self) -> torch.Tensor | None:
         """Which tokens have weight 0, (B, N); None if there are none."""
-        if self.weights is None or bool((self.weights > 0).all()):
+        if self.weights is None or not bool(self.traced.any()):
             return None
         return self.weights == 0
 
@@ -85,26 +93,35 @@ class Sight:
 
     def __getitem__(self, contexts) -> Sight:
         """That of some of the contexts."""
-        return self.map(lambda t: t[contexts])
+        if self.plain:
+            return self
+        on_cpu = contexts.cpu() if isinstance(contexts, torch.Tensor) else contexts
+        return self._map(lambda t: t[contexts], lambda t: t[on_cpu])
 
     def repeated(self, times: int) -> Sight:
         """That of all contexts so many times, one after the other."""
-        return self if times == 1 else self.map(lambda t: t.repeat(times, 1))
+        if times == 1:
+            return self
+        return self._map(lambda t: t.repeat(times, 1), lambda t: t.repeat(times))
 
     def to(self, device: object) -> Sight:
         """The same on a device."""
-        return self.map(lambda t: t.to(device))
+        return self._map(lambda t: t.to(device), lambda t: t)
 
     def weighted(self, t: torch.Tensor) -> torch.Tensor:
         """t (..., B, N, s) times the weights of its tokens."""
         return t if self.weights is None else t * self.weights[..., None]
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Sight:
-        """Apply one function to weights and ends."""
+    def _map(
+        self,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        of_contexts: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Sight:
+        """Apply one function to weights and ends, another to what is told of whole contexts."""
         if self.plain:
             return self
         parts = (None if t is None else function(t) for t in (self.weights, self.ends))
-        return Sight(self.causal, *parts)
+        return Sight(self.causal, *parts, None if self.traced is None else of_contexts(self.traced))
 
 
 def sight_of(

@@ -59,14 +59,14 @@ def rescale_pairs(heads: Units, factors: torch.Tensor) -> Units:
 
 def pair_scale(layout: Layout, factors: torch.Tensor) -> torch.Tensor:
     """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair."""
-    scale = factors.new_ones(*factors.shape[:-2], layout.size, factors.shape[-1])
+    named: dict[str, torch.Tensor] = {}
     for pair, sides in enumerate(layout.pairs):
         c = factors[..., pair, None, :]
         for names, factor in zip(sides, (c, 1.0 / c), strict=True):
             for name in names:
                 if name in layout.slices:  # biases may be absent
-                    scale[..., layout.slices[name], :] *= factor
-    return scale
+                    named[name] = named[name] * factor if name in named else factor
+    return layout.spread(named)
 
 
 def pair_ratios(heads: Units) -> torch.Tensor:

@@ -41,7 +41,7 @@ def lit(sight: Sight) -> Sight:
     if tracers is None:
         return sight
     weights = sight.weights.masked_fill(tracers, LIGHT[sight.weights.dtype])
-    return Sight(sight.causal, weights, sight.ends)
+    return Sight(sight.causal, weights, sight.ends, torch.zeros_like(sight.traced))
 
 
 def lit_costate(

@@ -117,8 +117,7 @@ class BlockAdamW(AdamW):
         g, n = gradient.packed, named(self.numbers(step), heads.packed)
         m = lerp(state["m"], g, n.rate1)
         v = n.beta2 * state["v"] + n.rate2 * self._block_sizes(heads.layout, g)
-        lengths = [rows.stop - rows.start for rows in heads.layout.slices.values()]
-        every = v.repeat_interleave(torch.tensor(lengths, device=v.device), dim=-2)
+        every = heads.layout.spread(dict(zip(heads.layout.names, v.split(1, dim=-2), strict=True)))
         return heads.with_packed(adam_step(heads.packed, m, every, n)), {"m": m, "v": v}
 
     def _block_sizes(self, layout: Layout, g: torch.Tensor) -> torch.Tensor:

@@ -121,17 +121,19 @@ def gauge_scale(heads: Heads, floor: float | torch.Tensor) -> tuple[torch.Tensor
     scale : tensor (..., P, H)
     skipped : tensor (..., chains, H) of bool
     """
-    scale, skipped = torch.ones_like(heads.packed), []
+    named: dict[str, torch.Tensor] = {}
+    skipped = []
     for chain in chains_of(heads.layout):
         rows = [heads.layout.slices[name] for name in chain.matrices]
         norms = torch.stack([_norm(heads.packed[..., r, :]) for r in rows], dim=-2)
-        roots = norms.new_tensor([math.sqrt(r.stop - r.start) for r in rows]).unsqueeze(-1)
+        # each filled in by itself, for a copy to a card would be waited for
+        roots = torch.cat([norms.new_full((1, 1), math.sqrt(r.stop - r.start)) for r in rows])
         factors, left_alone = gauge_factors(norms, floor * roots)
         skipped.append(left_alone)
         for name, places in chain.members:
-            for place in places:
-                scale[..., heads.layout.slices[name], :] *= factors[..., place, None, :]
-    return scale, torch.stack(skipped, dim=-2)
+            own = [factors[..., place, None, :] for place in places]
+            named[name] = functools.reduce(torch.mul, own)
+    return heads.layout.spread(named), torch.stack(skipped, dim=-2)
 
 
 def gauge_factors(norms: torch.Tensor, floors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -190,14 +190,16 @@ def rate_at(
     TypeError, ValueError
         For a rate that is not finite or negative, and for a matrix without one.
     """
+    like = torch.empty((), dtype=torch.float64) if like is None else like
     if isinstance(lr, dict):
-        rate = _by_matrix(lr, step, layout, depth)
-    else:
-        rate = _over_depths("lr", lr, step, depth)
-    return rate if like is None or not isinstance(rate, torch.Tensor) else rate.to(like)
+        return _by_matrix(lr, step, layout, depth, like)
+    rate = _over_depths("lr", lr, step, depth)
+    return rate.to(like) if isinstance(rate, torch.Tensor) else rate
 
 
-def _by_matrix(lr: dict, step: int, layout: Layout, depth) -> float | torch.Tensor:
+def _by_matrix(
+    lr: dict, step: int, layout: Layout, depth, like: torch.Tensor
+) -> float | torch.Tensor:
     """`rate_at` for a dict by matrix."""
     rates = {
         key: _over_depths(f"lr[{key!r}]", lr[key], step, depth)
@@ -207,9 +209,10 @@ def _by_matrix(lr: dict, step: int, layout: Layout, depth) -> float | torch.Tens
         return next(iter(rates.values()))
     columns = []
     for name, key in keys_of(lr, layout).items():
-        rate = torch.as_tensor(rates[key], dtype=torch.float64)
-        rows = layout.slices[name]
-        columns.append((rate if rate.ndim else rate[None, None], rows.stop - rows.start))
+        rate, rows = rates[key], layout.slices[name]
+        # a number is filled in where it is wanted, for a copy to a card would be waited for
+        rate = rate.to(like) if isinstance(rate, torch.Tensor) else like.new_full((1, 1), rate)
+        columns.append((rate, rows.stop - rows.start))
     lead = max((rate.shape[:-2] for rate, _ in columns), key=len)
     return torch.cat([rate.expand(*lead, length, 1) for rate, length in columns], dim=-2)
 
