@@ -4,7 +4,7 @@ units      theta, many at once, with weights: the measure nu, and what is asked 
            (`layout`: how they are stored; `passes`, `by_autograd`: their field by default)
 heads      the family of attention heads, theta = (Q, K, V, O)
 attention  their field and its transpose, defined; `eager` computes it with torch, in blocks that
-           `budgets` allows
+           `budgets` allows and, by `products`, with the same bits on any number of threads
 perceptrons  the family of perceptrons; `perceptrons_eager` computes with torch and `activations`
 laws       which heads training starts from, and their quadrature; `perceptron_laws` likewise, and
            `entries`, the densities that they share

@@ -14,6 +14,7 @@ import torch
 
 from .budgets import added, cut, matrices_bytes, on_card, temporary_bytes
 from .layout import Layout
+from .products import on_any_threads
 from .sight import Sight
 
 # On the CPU work is cut into blocks of leading indices, contexts and heads so that no temporary
@@ -53,6 +54,7 @@ def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slic
     return itertools.product(*blocks(*sizes, budget))
 
 
+@on_any_threads
 def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d).
 
@@ -70,6 +72,7 @@ def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = 
     return out
 
 
+@on_any_threads
 def vjp(
     x,
     packed,

@@ -15,6 +15,7 @@ from .activations import ACTIVATIONS
 from .budgets import added, cut, on_card, temporary_bytes
 from .eager import product
 from .layout import Layout
+from .products import on_any_threads
 from .sight import Sight
 
 # On the CPU work is cut into blocks of leading indices, tokens and units so that no temporary has
@@ -50,6 +51,7 @@ def _each_block(x, weights, layout: Layout):
     return itertools.product(*blocks(*sizes, budget))
 
 
+@on_any_threads
 def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d); a list `keep` is filled with what `vjp` can use."""
     tokens = x.flatten(1, 2)
@@ -62,6 +64,7 @@ def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = 
     return out.view(x.shape)
 
 
+@on_any_threads
 def vjp(
     x,
     packed,

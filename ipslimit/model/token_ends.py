@@ -9,6 +9,7 @@ import torch
 from .batch import Batch
 from .ends import Ends, Read, Tables
 from .norm import Norm
+from .products import on_any_threads
 from .units import Units
 
 # Where in depth the ends stand.
@@ -75,16 +76,19 @@ class TokenEnds(Ends):
         embedding, position = (self._table(name) for name in ("embedding", "position"))
         return embedding[..., inputs, :] + position[..., None, : inputs.shape[-1], :]
 
+    @on_any_threads
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """(..., B, N, V) of x (..., B, N, d)."""
         rows = [y @ u.mT for y, u in zip(*self._by_seed(x), strict=True)]
         return torch.stack(rows).reshape(*x.shape[:-1], rows[0].shape[-1])
 
+    @on_any_threads
     def losses(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         seeds = zip(*self._by_seed(x), strict=True)
         rows = [_losses((y @ u.mT).log_softmax(-1), batch.targets) for y, u in seeds]
         return torch.stack(rows).reshape(x.shape[:-2])
 
+    @on_any_threads
     def read(self, x: torch.Tensor, batch: Batch) -> Read:
         labels = batch.targets.reshape(-1, 1)
         losses, costates, gradients = [], [], []
