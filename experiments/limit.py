@@ -8,21 +8,17 @@ import multiprocessing
 from collections.abc import Callable
 
 import torch
-from tqdm import tqdm
 
 from ipslimit import Rule, solvers
 from ipslimit.model.training_problem import TrainingProblem
+from ipslimit.progress import watching
+from ipslimit.solvers.limit import DOING
 from ipslimit.solvers.limit_state import restored, state_of
 
 from .frame.own import digest_of
 from .frame.progress import report
 from .settings import Setting
 from .store import Cells, DamagedFile, cell_file, read_blob, write_blob
-
-BAR = "limit{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-# Seconds before a bar appears, since most solves are over by then, and between its changes.
-PATIENCE, INTERVAL = 2.0, 0.1
-
 
 # Grids of a solve, at least: two pairs of one and its halving.
 GRIDS = 3
@@ -34,21 +30,12 @@ def solve_limit(*arguments, **options) -> solvers.LimitRun:
     # workers would write over each other
     if multiprocessing.parent_process() is not None:
         return solvers.solve_limit(*arguments, **options, progress=told)
-    bar = tqdm(
-        total=1.0,
-        disable=None,
-        leave=False,
-        delay=PATIENCE,
-        mininterval=INTERVAL,
-        dynamic_ncols=True,
-        bar_format=BAR,
-    )
-    with bar:
+    with watching(True, DOING) as shown:
 
         def show(step: int, elements: int, share: float) -> None:
             told(step, elements, share)
-            if not bar.disable:
-                _show(bar, step, elements, share)
+            if shown is not None:
+                shown(step, elements, share)
 
         return solvers.solve_limit(*arguments, **options, progress=show)
 
@@ -76,12 +63,6 @@ def settings_key(setting: Setting) -> list:
     """
     kind = type(setting)
     return [kind.__name__, setting.key, *filter(None, [digest_of(kind)])]
-
-
-def _show(bar: tqdm, step: int, elements: int, share: float) -> None:
-    """Share of the grid that is solved; every grid begins anew."""
-    bar.set_description_str(f" on a grid of {elements}, step {step}", refresh=False)
-    bar.update(share - bar.n)
 
 
 class KeptLimit:

@@ -17,13 +17,17 @@ if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe & Ito's palette; markers repeat the distinction for readers without colour.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+# Okabe & Ito's palette with violet in the place of its red, which shall not meet the green; markers
+# repeat the distinction for readers without colour.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#4D2A86")
 MARKERS = "os^Dv<"
 BIAS = {"color": "#000000", "marker": "x"}
 TEXT = 8  # points, at the figures' own width of a page
 SMALL = 6.5
 WIDE = 105  # characters of the size TEXT in a page's width
+# Of the figure of rates: x at the first and the last recorded step (x and p of a single one), or x
+# and p at every step.
+PANELS = ("six", "all")
 FRACTIONS = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4"}
 NAMES = {
     "x": "hidden states x",
@@ -34,16 +38,19 @@ NAMES = {
 }
 
 
-def rates_figure(result, study) -> Figure:
+def rates_figure(result, study, panels: str = "six") -> Figure:
     """Error against depth, fluctuation against heads, and the constant; a row per (step, variable).
 
     Points are rms over seeds, bands the middle half of the seeds, lines the fits over their
-    window. `result` is an `experiments.sweep.SweepResult`, `study` its `SweepSetting`.
+    window. `result` is an `experiments.sweep.SweepResult`, `study` its `SweepSetting`; of `panels`
+    see `PANELS`.
     """
     from matplotlib.figure import Figure
 
     setting = study.setting
     cases = [(step, variable) for step in setting.recorded for variable in "xp"]
+    if panels == "six" and len(cases) > 2:
+        cases = [(setting.recorded[0], "x"), (setting.recorded[-1], "x")]
     figure = Figure(figsize=(7.2, 2.6 * len(cases)), dpi=200, layout="constrained")
     axes = figure.subplots(len(cases), 3, squeeze=False)
     for (step, variable), (left, middle, right) in zip(cases, axes, strict=True):
@@ -61,7 +68,7 @@ def rates_figure(result, study) -> Figure:
         axis.set_xlabel(label, fontsize=TEXT)
     titles = ("bias, and fluctuation, in L", "fluctuation in H", "the constant, without a fit")
     for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, fontsize=TEXT)
+        axis.set_title(title, fontsize=TEXT, pad=22)
     heading(figure, caption(setting) + f"; {study.sizes.seeds} seeds")
     if result.runs["diverged"]:
         figure.supxlabel(
@@ -167,11 +174,12 @@ def _against_depth(
 ) -> None:
     fluctuations(axis, cells, fits, "L")
     log_axes(axis, biases(axis, cells, fits))
-    axis.plot([], [], color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
-    axis.plot([], [], lw=0, label=words)
-    legend_below(axis)
+    axis.text(0.02, 1.01, words, transform=axis.transAxes, fontsize=SMALL - 0.5, va="bottom")
+    legend_below(axis, more=1)
+    if floor > axis.get_ylim()[0]:  # the legend names what is drawn alone
+        axis.axhline(floor, color="0.5", lw=0.8, ls=":", label=f"error of the limit: {floor:.0e}")
+        legend_below(axis, room=False)
     axis.autoscale(False)
-    axis.axhline(floor, color="0.5", lw=0.8, ls=":")
     _quadrature(axis, cells)
     triangle(axis, slopes)
 
@@ -343,17 +351,21 @@ def log_axes(axis: Axes, sizes: list[float]) -> None:
     axis.tick_params(labelsize=SMALL, which="both")
 
 
-def legend_below(axis: Axes, columns: int = 1) -> None:
-    """Legend below the curves, in room made for it: legends over data hide the smallest errors."""
+def legend_below(axis: Axes, columns: int = 1, *, more: int = 0, room: bool = True) -> None:
+    """Legend below the curves, in room made for it: legends over data hide the smallest errors.
+
+    With room for so many lines `more`, or in the room that was made before.
+    """
     handles, labels = axis.get_legend_handles_labels()
-    low, high = axis.get_ylim()
-    if not low > 0.0:  # no error above zero to draw
-        low, high = 0.1, 1.0
-    # in logarithms, and within the range of floats, whose ends errors may reach
-    span = math.log10(high / low) if high / low < math.inf else 300.0
-    room = 0.1 * math.ceil(sum(1 + text.count("\n") for text in labels) / columns)
-    floor, top = math.log10(low) - room * span, math.log10(high) + 0.12 * span
-    axis.set_ylim(10.0 ** max(floor, -300.0), 10.0 ** min(top, 300.0))
+    if room:
+        low, high = axis.get_ylim()
+        if not low > 0.0:  # no error above zero to draw
+            low, high = 0.1, 1.0
+        # in logarithms, and within the range of floats, whose ends errors may reach
+        span = math.log10(high / low) if high / low < math.inf else 300.0
+        lines = more + math.ceil(sum(1 + text.count("\n") for text in labels) / columns)
+        floor, top = math.log10(low) - 0.1 * lines * span, math.log10(high) + 0.12 * span
+        axis.set_ylim(10.0 ** max(floor, -300.0), 10.0 ** min(top, 300.0))
     axis.legend(
         handles,
         labels,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates.choices import QUADRATURE_FLOOR
+from ipslimit.measure.rates.joint import POWERS
 from ipslimit.measure.rates.share import percent
 
 from .sweep import SweepResult
+
+# Of a refusal that lies in the sizes alone, and where it concerns all of them.
+TOO_FEW = r"\d+ size\(s\) in [LH], \d+ or more are needed"
+OVER_ALL = ("all", "inf", *POWERS)
 
 
 def summary(result: SweepResult, *, everything: bool = False) -> str:
@@ -41,8 +47,8 @@ def summary(result: SweepResult, *, everything: bool = False) -> str:
                 )
     if everything:
         lines += ["", str(result.fits)]
-    elif result.fits.refused:
-        lines += ["", *_refusals(result)]
+    elif missing := missing_fits(result.fits.refused):
+        lines += ["", *missing]
     return "\n".join(lines)
 
 
@@ -71,14 +77,25 @@ def _quadrature(limit: dict) -> list[str]:
     return lines
 
 
-def _refusals(result: SweepResult) -> list[str]:
-    """How many fits there are not, by reason; how many sizes and cells it was is no reason."""
+def missing_fits(refused: Sequence[dict]) -> list[str]:
+    """How many exponents are missing that were to be had, by reason; nothing where none is.
+
+    To be had are not those at one other size of which the sizes asked for hold too few, nor those
+    of parameters before the first step, which have no error then. How many sizes or cells it was is
+    no reason of its own.
+    """
     reasons: Counter[str] = Counter()
-    for refusal in result.fits.refused:
+    for refusal in refused:
+        few = re.fullmatch(TOO_FEW, refusal["reason"]) and refusal["at"] not in OVER_ALL
+        if few or (refusal["step"] == 0 and refusal["variable"].startswith("theta")):
+            continue
         reason = re.sub(r"^\d+ size\(s\) in [LH]", "too few sizes", refusal["reason"])
         reasons[re.sub(r"\b\d+ (cell\(s\)|diverged runs?)", r"some \1", reason)] += 1
-    lines = [f"{len(result.fits.refused)} fits refused (--verbose and rates.json name them):"]
-    return lines + [f"  {count}: {reason}" for reason, count in reasons.most_common()]
+    if not reasons:
+        return []
+    number = reasons.total()
+    head = f"{number} exponent{'s' * (number > 1)} could not be had (rates.json names each):"
+    return [head] + [f"  {count}: {reason}" for reason, count in reasons.most_common()]
 
 
 def _headline(result: SweepResult) -> list[str]:

@@ -307,12 +307,16 @@ def run_sweeps(sweeps: Sequence[Sweep], name: str, progress: bool = True) -> lis
 
 
 def outcome(
-    result: SweepResult, study: SweepSetting, device: object = "auto", summary: str = ""
+    result: SweepResult,
+    study: SweepSetting,
+    device: object = "auto",
+    summary: str = "",
+    panels: str = "six",
 ) -> Outcome:
     """The result as config.json, results.csv, weak.csv, rates.json and rates.png.
 
-    `device` computed the numbers. `SweepSetting.from_dict` gives back what config.json and
-    rates.json hold at "study".
+    `device` computed the numbers, `panels` are those of `plots.rates_figure`.
+    `SweepSetting.from_dict` gives back what config.json and rates.json hold at "study".
     """
     made = provenance(device) | {"study": study.as_dict()}
     numbers = made | result.as_dict()
@@ -320,13 +324,14 @@ def outcome(
         "rates",
         numbers,
         summary,
-        {"rates": drawing(f"{__package__}.plots", "rates_figure", result, study)},
+        {"rates": drawing(f"{__package__}.plots", "rates_figure", result, study, panels)},
         {"config": made, "rates": numbers},
         {
             "results": ([_whole_heads(row) for row in result.rows], COLUMNS),
             "weak": ([_whole_heads(row) for row in result.weak], WEAK_COLUMNS),
         },
         result.damaged,
+        look=panels,
     )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar
 
+from ipslimit.checks import require_choice
+
 from .frame.command import Command
 from .frame.outcome import Outcome
+from .plots import PANELS
 from .settings import Flat, Sizes, SweepSetting
 from .summary import summary
 from .sweep import Sweep, outcome
@@ -26,6 +29,8 @@ class SweepCommand(Command):
     study: Annotated[SweepSetting, Flat] = SweepSetting()
     verbose: bool = False
     """Print every fit, not only the headline."""
+    panels: str = "six"
+    """Of the figure: six, x at the first and the last recorded step, or all, x and p at every."""
 
     NAME: ClassVar[str] = "sweep"
 
@@ -39,10 +44,12 @@ class SweepCommand(Command):
 
     def check(self) -> None:
         self.study.check()
+        require_choice("panels", self.panels, PANELS)
         super().check()
 
     def measure(self, progress: bool = True) -> Outcome:
         study, engine = self.chosen, self.chosen_engine()
         sweep = Sweep(study, self.folder, self.device, engine, self.memory_bytes)
         result = sweep.run(progress)
-        return outcome(result, study, sweep.device, summary(result, everything=self.verbose))
+        text = summary(result, everything=self.verbose)
+        return outcome(result, study, sweep.device, text, self.panels)

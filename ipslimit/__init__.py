@@ -13,6 +13,7 @@ from ._version import __version__
 # Module -> its names that are this package's too. They are imported on first use: torch takes a
 # second, and `ipslimit --help` needs none.
 _NAMES = {
+    "measure.errors": "bias_table error_table quadrature_table",
     "measure.rates": "fit_rates",
     "model.attention": "attention_field attention_vjp",
     "model.blocks": "Block",

@@ -207,6 +207,27 @@ def require_room(names: str, numbers: int, dtype: torch.dtype, device: object = 
         )
 
 
+def torch_transforms() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp, ..) or a level of forward_ad is on."""
+    # neither is told by torch's documented API; the second is -1 outside of all levels
+    forward = getattr(torch.autograd.forward_ad, "_current_level", -1)
+    return torch._C._are_functorch_transforms_active() or forward >= 0
+
+
+def is_transformed(t: torch.Tensor) -> bool:
+    """Whether a transform of torch.func maps over the tensor or differentiates by it."""
+    return torch_transforms() and torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def require_no_transforms(what: str, remedy: str) -> None:
+    """Refuse to compute inside a transform of torch.func."""
+    if torch_transforms():
+        raise RuntimeError(
+            f"{what} cannot be called inside a transform of torch.func (vmap, grad, jvp, ..), "
+            f"which does not see into it. {remedy}"
+        )
+
+
 def resolve_device(
     device: object, faster: Callable[[], torch.device] | None = None
 ) -> torch.device:

@@ -16,13 +16,14 @@ from ipslimit.model.rules.identity import rule_text
 from ipslimit.model.rules.trial import require_rule
 from ipslimit.model.run_arguments import evaluated_steps, recorded_steps, require_problem
 from ipslimit.model.training_problem import TrainingProblem
+from ipslimit.progress import Watcher, require_progress, watching
 
 from .grid import DepthGrid
 from .limit_memory import free_bytes, limit_bytes
 from .limit_run import LimitRun
 from .limit_work import limit_work
 from .march import March
-from .meter import Meter, Watcher
+from .meter import Meter
 from .on_grid import GridSolution, Stopped, train_on_grid
 from .picard import NotContracting
 from .quadrature import choose_nodes, error_of, gaps_of, verdict
@@ -32,6 +33,8 @@ from .schemes import SCHEMES
 
 # Triples of a unit and two tokens in a context, from which on a field takes long.
 LONG = 2**24
+# What a bar says meanwhile.
+DOING = "limit on a grid of {layers}, step {step}"
 
 
 def solve_limit(
@@ -52,7 +55,7 @@ def solve_limit(
     quadrature_tol: float | None = None,
     evaluate: Iterable[int] = (),
     callback: Callable[[int, int, float], object] | None = None,
-    progress: Watcher | None = None,
+    progress: bool | Watcher | None = None,
 ) -> LimitRun:
     """Solve the training run of infinite depth and infinitely many heads.
 
@@ -101,9 +104,10 @@ def solve_limit(
     callback : callable (k, elements, loss), optional
         Called at every step k of every grid that is solved, with its number of elements. If it
         returns True the solve ends with the best answer so far, whose status tells.
-    progress : callable (k, elements, share), optional
+    progress : callable (k, elements, share), or bool, optional
         Called after every evaluation at a node (of small problems, after every sweep through
-        depth), with the share in [0, 1] of the work on this grid that is done.
+        depth), with the share in [0, 1] of the work on this grid that is done. True shows a bar
+        where stderr is a terminal, and nothing where it is not.
 
     Returns
     -------
@@ -172,55 +176,56 @@ def solve_limit(
     for layout in problem.layouts:
         require_rule(rule, layout, problem.dtype, device, steps)
     require_callback(callback, "k", "elements", "loss")
-    require_callback(progress, "k", "elements", "share", name="progress")
-    cost = Meter(progress)
-    sweeps = _sweeps(problem, steps, record, evaluate)
+    require_progress(progress, "elements")
+    with watching(progress, DOING) as watch:
+        cost = Meter(watch)
+        sweeps = _sweeps(problem, steps, record, evaluate)
 
-    def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
-        arguments = (problem, rule, steps, record, grid)
-        more = (cost, device, (number, nodes_seed + scrambling), evaluate, callback, cost.at)
-        cost.begin(grid.elements, scheme, *sweeps, steps)
-        try:
-            return train_on_grid(*arguments, scheme, *more)
-        except NotContracting:
-            if method == "picard":
-                raise
-            return train_on_grid(*arguments, March(), *more)
+        def solve(grid: DepthGrid, number: int, scrambling: int = 0) -> GridSolution:
+            arguments = (problem, rule, steps, record, grid)
+            more = (cost, device, (number, nodes_seed + scrambling), evaluate, callback, cost.at)
+            cost.begin(grid.elements, scheme, *sweeps, steps)
+            try:
+                return train_on_grid(*arguments, scheme, *more)
+            except NotContracting:
+                if method == "picard":
+                    raise
+                return train_on_grid(*arguments, March(), *more)
 
-    first, start = DepthGrid.uniform(elements), None
-    holder, budget = "max_nodes", "max_elements"
-    sampled = not problem.block.exact
-    if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
-        # room is wanted for two pairs of usual grids at least, and then for no more than there is
-        room = free_bytes(device)
-        held = room // limit_bytes(problem, rule, len(record), 1, least)
-        if held < max_nodes:
-            max_nodes, holder = max(nodes, held), "what the memory holds"
-        chosen, start = choose_nodes(
-            functools.partial(solve, first), nodes, scramblings, quadrature_tol, max_nodes
-        )
-        if chosen > nodes:
-            nodes = chosen
-            most = room // limit_bytes(problem, rule, len(record), nodes, 1)
-            if most < max_elements:
-                max_elements, budget = max(least, most), "the memory for so many nodes"
-    start = start or solve(first, nodes)
-    once = functools.partial(solve, number=nodes)
-    run = _refine(once, start, tol, max_elements, budget, cost, scheme.local)
-    run.rule, run.nodes_seed, run.of = rule_text(rule), nodes_seed, dict(problem.identity)
-    run.problem, run.unit_numbers = problem, run._solution.unit_numbers
-    run.nodes = nodes if sampled else max(run.unit_numbers.values())
-    if sampled:
-        others = (solve(run.grid, nodes, i) for i in range(1, scramblings))
-        try:
-            gaps = gaps_of(run._solution, others)
-        except Stopped:
-            gaps, scramblings = None, 1
-        run.quadrature_error = error_of(gaps) if scramblings > 1 else math.nan
-        run.quadrature_gaps = gaps or {}
-        run.judge(*verdict(nodes, run.quadrature_error, quadrature_tol, max_nodes, holder))
-    run.cost = dict(cost)
-    return run
+        first, start = DepthGrid.uniform(elements), None
+        holder, budget = "max_nodes", "max_elements"
+        sampled = not problem.block.exact
+        if sampled and scramblings > 1 and quadrature_tol < math.inf and nodes < max_nodes:
+            # room is wanted for two pairs of usual grids at least, then for no more than there is
+            room = free_bytes(device)
+            held = room // limit_bytes(problem, rule, len(record), 1, least)
+            if held < max_nodes:
+                max_nodes, holder = max(nodes, held), "what the memory holds"
+            chosen, start = choose_nodes(
+                functools.partial(solve, first), nodes, scramblings, quadrature_tol, max_nodes
+            )
+            if chosen > nodes:
+                nodes = chosen
+                most = room // limit_bytes(problem, rule, len(record), nodes, 1)
+                if most < max_elements:
+                    max_elements, budget = max(least, most), "the memory for so many nodes"
+        start = start or solve(first, nodes)
+        once = functools.partial(solve, number=nodes)
+        run = _refine(once, start, tol, max_elements, budget, cost, scheme.local)
+        run.rule, run.nodes_seed, run.of = rule_text(rule), nodes_seed, dict(problem.identity)
+        run.problem, run.unit_numbers = problem, run._solution.unit_numbers
+        run.nodes = nodes if sampled else max(run.unit_numbers.values())
+        if sampled:
+            others = (solve(run.grid, nodes, i) for i in range(1, scramblings))
+            try:
+                gaps = gaps_of(run._solution, others)
+            except Stopped:
+                gaps, scramblings = None, 1
+            run.quadrature_error = error_of(gaps) if scramblings > 1 else math.nan
+            run.quadrature_gaps = gaps or {}
+            run.judge(*verdict(nodes, run.quadrature_error, quadrature_tol, max_nodes, holder))
+        run.cost = dict(cost)
+        return run
 
 
 def _sweeps(problem: TrainingProblem, steps: int, record, evaluate) -> tuple[int, int]:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
-from ipslimit import Units
+from ipslimit import Rule, Units
 from ipslimit.checks import require_choice
 from ipslimit.model.predictions import require_token_problem
+from ipslimit.model.run_state import Kept
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import Trajectory, between_nodes, require_depths
 from .limit_flow import Carried
+from .limit_frame import limit_frame
 from .on_grid import GridSolution
 from .quadrature import Gaps
 from .refinement import errors_along, errors_of_heads
 from .scheme import System
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 VARIABLES = ("x", "p", "probe_x", "probe_p")
 
 
-class LimitRun:
+class LimitRun(Kept):
     """The limit's trajectories, as functions of the training step k and the depth s.
 
     Attributes
@@ -310,6 +316,40 @@ class LimitRun:
                 variable, k, self._coarse, self._solution, self._pair.sharpening, depths
             ).clamp(max=self.error)
         return errors if s.ndim else errors[0]
+
+    def to_frame(self, what: str = "loss", s=None) -> DataFrame:
+        """The limit as a tidy pandas DataFrame.
+
+        Parameters
+        ----------
+        what : "loss", or "x", "p", "probe_x" or "probe_p"
+        s : sequence of depths (S,), optional
+            Where tokens are shown; by default at the edges of the grid.
+
+        Returns
+        -------
+        DataFrame
+            Of the loss one row a training step, with step, loss, loss_error, probe_loss and
+            probe_loss_error (estimated errors; NaN where it was not taken). Of tokens one row for
+            every recorded step, depth s, context and token (as of `ParticleRun.to_frame`), with the
+            largest error of any component there (`error_at`) and these: x_0, .. or p_0, ..
+
+        Raises as `ParticleRun.to_frame` does.
+        """
+        return limit_frame(self, what, s)
+
+    def state(self) -> dict:
+        """All of the limit but its problem, as `ParticleRun.state`."""
+        from .limit_state import state_of  # which makes runs
+
+        return state_of(self)
+
+    @staticmethod
+    def from_state(state: dict, problem: TrainingProblem, rule: Rule) -> LimitRun:
+        """The limit whose `state` this is, to the last bit; ValueError for another's."""
+        from .limit_state import restored
+
+        return restored(state, problem, rule)
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
         return _at(self._recorded(recorded, k), s)

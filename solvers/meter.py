@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from ipslimit.progress import Watcher
 
 from .scheme import Scheme
-
-Watcher = Callable[[int, int, float], object]
 
 # What an evaluation takes, in those of the field.
 PRICES = {"field": 1.0, "vjp": 3.0}

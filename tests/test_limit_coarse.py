@@ -10,7 +10,6 @@ import torch
 from builders import F64, normal, small_problem
 from test_limit_estimates import along, apart, reference
 
-import ipslimit.experiments.limit
 from ipslimit import (
     SGD,
     AdamW,
@@ -22,6 +21,8 @@ from ipslimit import (
     Perceptrons,
     Problem,
     SBOAdamW,
+    progress,
+    train_particles,
 )
 from ipslimit.experiments.limit import solve_limit as shown_solve
 from ipslimit.solvers import solve_limit
@@ -192,8 +193,8 @@ class Terminal(io.StringIO):
 def test_commands_show_the_grid_the_step_and_the_share_on_a_terminal_alone(stream, monkeypatch):
     err = stream()
     monkeypatch.setattr("sys.stderr", err)
-    monkeypatch.setattr(ipslimit.experiments.limit, "PATIENCE", 0.0)
-    monkeypatch.setattr(ipslimit.experiments.limit, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     run = shown_solve(small_problem(), SGD(0.1), 1, 1e-1, device="cpu")
     assert run.status == "converged" and type(run.cost) is dict
     if stream is io.StringIO:
@@ -201,3 +202,45 @@ def test_commands_show_the_grid_the_step_and_the_share_on_a_terminal_alone(strea
     else:
         assert "limit on a grid of 1, step 0" in err.getvalue()
         assert err.getvalue().endswith("\r")  # and leaves nothing behind
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_progress_true_shows_what_is_done_on_a_terminal_alone(stream, monkeypatch):
+    err = stream()
+    monkeypatch.setattr("sys.stderr", err)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    plain = train_particles(small_problem(), SGD(0.1), 3, 2, 4)
+    assert err.getvalue() == ""
+    run = train_particles(small_problem(), SGD(0.1), 3, 2, 4, progress=True)
+    assert torch.equal(run.loss, plain.loss)
+    solve_limit(small_problem(), SGD(0.1), 1, 1e-1, device="cpu", progress=True)
+    if stream is io.StringIO:
+        assert err.getvalue() == ""
+    else:
+        assert "training 3 layers, step 2:  40%" in err.getvalue()
+        assert "limit on a grid of 1, step 0" in err.getvalue()
+        assert err.getvalue().endswith("\r")
+
+
+def test_one_function_watches_particles_and_limit():
+    told = []
+    given, options = small_problem(), {"progress": lambda *state: told.append(state)}
+    train_particles(given, SGD(0.1), 3, 2, 4, **options)
+    shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert told == [(min(k, 4), 3, pytest.approx(share)) for k, share in enumerate(shares)]
+    first = train_particles(given, SGD(0.1), 3, 2, 2, keep_state=True)
+    told.clear()
+    train_particles(given, SGD(0.1), 3, 2, 4, start=first, **options)
+    assert [share for *_, share in told] == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
+    told.clear()
+    solve_limit(given, SGD(0.1), 1, 1e-1, device="cpu", progress=options["progress"])
+    assert told and all(0.0 <= share <= 1.0 for *_, share in told)
+
+
+@pytest.mark.parametrize("value", [1, "yes", lambda k: None])
+def test_what_cannot_watch_is_refused(value):
+    with pytest.raises(
+        TypeError, match=r"^progress must be callable as progress\(k, layers, share"
+    ):
+        train_particles(small_problem(), SGD(0.1), 2, 2, 1, progress=value)

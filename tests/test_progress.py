@@ -44,7 +44,7 @@ def tasks(function=slow, names="ab"):
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_bar_moves_while_tasks_run(tmp_path, bars, workers):
     engine = InProcess() if workers == 1 else Processes(workers)
-    (found,) = run("some", [Work(tasks(), Cells(tmp_path), lambda seconds: engine)])
+    (found,) = run("some", [Work(tasks(), Cells(tmp_path), lambda seconds: engine)], "always")
     assert found == {"a": {"name": "a"}, "b": {"name": "b"}}
     assert bars == sorted(bars) and bars[-1] == 20.0
     assert len({n for n in bars if 0.0 < n < 20.0 and n != 10.0}) >= 2
@@ -59,7 +59,7 @@ def test_nothing_is_written_where_no_bar_is_shown(tmp_path, bars):
     for shown in (False, True):
         names = "ab"[shown]
         work = Work(tasks(look, names), Cells(tmp_path), lambda seconds: InProcess())
-        (found,) = run("some", [work], shown)
+        (found,) = run("some", [work], "always" if shown else False)
         assert len(found[names]["files"]) == shown
 
 
@@ -72,12 +72,15 @@ def test_an_engine_whose_workers_see_no_files_tells_nothing(tmp_path, bars):
         time.sleep(0.1)
         return {}
 
-    run("some", [Work(tasks(told, "a"), Cells(tmp_path), lambda seconds: Elsewhere())])
+    run("some", [Work(tasks(told, "a"), Cells(tmp_path), lambda seconds: Elsewhere())], "always")
     assert set(bars) == {0.0, 10.0}
 
 
 def test_a_task_that_is_begun_again_does_not_take_the_bar_back(tmp_path, bars):
-    with Progress(10.0, 0.0, "some") as bar, bar.of({"a": 10.0}, tmp_path / "file") as places:
+    with (
+        Progress(10.0, 0.0, "some", "always") as bar,
+        bar.of({"a": 10.0}, tmp_path / "file") as places,
+    ):
         for done in (3, 1):
             with reporting(places["a"]):  # another worker's, after the first has died
                 report(done, 4)
@@ -95,7 +98,7 @@ def test_what_failed_leaves_no_file_behind(tmp_path):
             yield
 
     with pytest.raises(EngineFailed):
-        run("some", [Work(tasks(), Cells(tmp_path), lambda seconds: Failing())])
+        run("some", [Work(tasks(), Cells(tmp_path), lambda seconds: Failing())], "always")
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +117,7 @@ def test_what_failed_leaves_no_file_behind(tmp_path):
 def test_a_file_of_other_content_moves_the_bar_no_further_than_its_tasks(
     tmp_path, bars, content, expected
 ):
-    with Progress(20.0, 0.0, "some") as bar, bar.of({"a": 10.0}, tmp_path / "file"):
+    with Progress(20.0, 0.0, "some", "always") as bar, bar.of({"a": 10.0}, tmp_path / "file"):
         (tmp_path / "file").write_bytes(content)
         bar._look()
         assert bars[-1] == expected
@@ -126,7 +129,7 @@ def test_a_file_of_other_content_moves_the_bar_no_further_than_its_tasks(
 
 def test_a_file_that_cannot_be_made_stops_no_task(tmp_path, bars):
     file = tmp_path / "gone" / "file"
-    with Progress(1.0, 0.0, "some") as bar, bar.of({"a": 1.0}, file) as places:
+    with Progress(1.0, 0.0, "some", "always") as bar, bar.of({"a": 1.0}, file) as places:
         assert places == {"a": None}
         bar.finish("a")
     assert bars[-1] == 1.0
@@ -174,10 +177,16 @@ def test_the_time_left_is_told_once_it_can_be_known(monkeypatch):
 
 
 def test_what_a_terminal_shows(tmp_path, capsys):
-    (_,) = run("name", [Work(tasks(names="a"), Cells(tmp_path), lambda seconds: InProcess())])
+    work = [Work(tasks(names="a"), Cells(tmp_path), lambda seconds: InProcess())]
+    (_,) = run("name", work, "always")
     first, *_, last = re.split("[\r\n]+", capsys.readouterr().err.strip())
     assert re.fullmatch(r"name:   0%\|.*\| \d\d:\d\d", first.strip())
     assert re.fullmatch(r"name: 100%\|.*\| \d\d:\d\d, 00:00 left", last.strip())
+
+
+def test_a_file_is_written_into_only_where_that_is_asked_for(tmp_path, capsys):
+    (_,) = run("name", [Work(tasks(names="a"), Cells(tmp_path), lambda seconds: InProcess())])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_solve_reports_as_if_it_took_as_few_grids_as_can_be():

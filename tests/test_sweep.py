@@ -234,8 +234,13 @@ def test_summary_shows_exponents_constants_and_theory(finished):
     (line,) = (line for line in text.splitlines() if line.startswith("  step 2 x     L^-1/3"))
     assert line.endswith(share.verdict) and "paired" in line
     assert f" {100 * share.upper[2]:.0f} % ({100 * share.expected[2]:.0f} %)  bend" in line
-    words = rates_figure(result, SMALL).axes[6].get_legend().get_texts()  # step 2, x, in L
-    assert any(share.brief.replace("<=", "≤") in text.get_text() for text in words)
+    words = share.brief.replace("<=", "≤")
+    six, every = rates_figure(result, SMALL), rates_figure(result, SMALL, "all")
+    assert len(six.axes) == 6 and len(every.axes) == 3 * 2 * len(SMALL.setting.recorded)
+    for axis in (six.axes[3], every.axes[6]):  # step 2, x, in L
+        assert any(words in text.get_text() for text in axis.texts)
+        drawn = {line.get_label() for line in axis.lines if len(line.get_xdata())}
+        assert {text.get_text() for text in axis.get_legend().get_texts()} <= drawn
 
 
 def test_a_limit_that_diverges_is_an_error_of_the_study(tmp_path):

@@ -48,6 +48,8 @@ class Command(abc.ABC):
     """GiB for all that is computed at a time (default: most of what is free)."""
     json: bool = False
     """Print the results as JSON, and nothing else, in place of the summary."""
+    progress: bool = False
+    """Write the progress bar also where that is no terminal, on which it always is."""
 
     NAME: ClassVar[str]
     CANNOT: ClassVar[dict[str, str]] = {}  # options that have no use here -> why
@@ -59,6 +61,7 @@ class Command(abc.ABC):
     def check(self) -> None:
         """Refuse bad values with a ValueError or TypeError that names the setting."""
         require_bool("quick", self.quick)
+        require_bool("progress", self.progress)
         for name, reason in self.CANNOT.items():
             value = getattr(self, name)
             if value not in {"device": ("auto", "cpu"), "workers": (0, 1)}.get(name, (None,)):
@@ -74,12 +77,12 @@ class Command(abc.ABC):
         prepare_folder(self.folder)
 
     @abc.abstractmethod
-    def measure(self, progress: bool = True) -> Outcome:
-        """Compute what is missing; writes nothing but the cells."""
+    def measure(self, progress: bool | str = True) -> Outcome:
+        """Compute what is missing; writes nothing but the cells. `progress` as of `runner.run`."""
 
     def run(self) -> None:
         """Measure, write and print; for settings that `check` has passed."""
-        outcome = self.measure()
+        outcome = self.measure("always" if self.progress else True)
         files = outcome.write(self.folder)
         beside = sys.stderr if self.json else sys.stdout
         print(json.dumps(finite(outcome.numbers), indent=2) if self.json else outcome.summary)

@@ -15,9 +15,9 @@ from ..store import DamagedFile, replacing
 from ..together import read_together
 
 
-def mark(staged: Path) -> str:
-    """A digest of the result files in a folder, and of the code and the library that draw."""
-    found = hashlib.sha256(importlib.metadata.version("matplotlib").encode())
+def mark(staged: Path, look: str = "") -> str:
+    """A digest of the result files in a folder, how they are drawn, and of what draws them."""
+    found = hashlib.sha256(f"{importlib.metadata.version('matplotlib')} {look}".encode())
     for path in sorted(staged.iterdir()):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
     own = Path(__file__).parents[1]

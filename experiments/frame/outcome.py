@@ -49,6 +49,8 @@ class Outcome:
         Name of a Markdown file -> what it says.
     films : dict
         Name of a GIF and an HTML file, and of MP4 where that can be written -> film.
+    look : str
+        What the figures depend on besides the results.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Outcome:
     status: int = 0
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     films: dict[str, Film] = dataclasses.field(default_factory=dict)
+    look: str = ""
 
     def write(self, folder: Path) -> list[str]:
         """All the files, or none of them; returns their names."""
@@ -74,7 +77,7 @@ class Outcome:
             for name, text in self.texts.items():
                 with replacing(staged / f"{name}.md") as file:
                     file.write(text)
-            digest = drawn.mark(staged)
+            digest = drawn.mark(staged, self.look)
             if not drawn.take_over(folder, self.name, staged, figures, digest):
                 for name, figure in self.figures.items():
                     write_figure(staged / name, figure())

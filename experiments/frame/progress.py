@@ -126,16 +126,17 @@ class Progress:
         Of those that were found finished.
     name : str
         Of the bar.
-    shown : bool
-        Without it nothing is shown, and no task writes anything.
+    shown : bool or "always"
+        True is on a terminal alone, "always" also where it goes into a file. Otherwise nothing is
+        shown, and no task writes anything.
     """
 
-    def __init__(self, total: float, found: float, name: str, shown: bool = True):
+    def __init__(self, total: float, found: float, name: str, shown: bool | str = True):
         self._bar = _Bar(
             total=total,
             initial=found,
             desc=name,
-            disable=not shown,
+            disable={True: None, False: True}.get(shown, False),  # None: but for a terminal
             dynamic_ncols=True,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{left}{postfix}",
         )

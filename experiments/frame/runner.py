@@ -59,8 +59,12 @@ class Work:
         return self.cells.folder / f".{name}.lock"
 
 
-def run(name: str, works: Sequence[Work], progress: bool = True) -> list[dict[Hashable, dict]]:
+def run(
+    name: str, works: Sequence[Work], progress: bool | str = True
+) -> list[dict[Hashable, dict]]:
     """The result of every task of every work, behind one progress bar of this name.
+
+    `progress` is True for a bar on a terminal alone, "always" for one wherever it goes.
 
     Raises
     ------

@@ -50,7 +50,7 @@ def _shades(result: LanguageResult) -> dict[int, str]:
 
 
 def _draw_losses(axis: Axes, result: LanguageResult) -> None:
-    """Of the fewest heads, where models differ most; the second half of the steps in a lens."""
+    """Of the fewest heads, where models differ most."""
     heads, steps = float(result.heads[0]), np.array(result.steps)
     limit, shades = result.limit["bits"], _shades(result)
     losses = {depth: result.bits[depth, heads] for depth in shades}
@@ -63,34 +63,17 @@ def _draw_losses(axis: Axes, result: LanguageResult) -> None:
         note(axis, name, (steps[-1], level), ha="right", va=beside)
     top = max(high, result.text.unigram)
     low = min(low, result.text.bigram)
-    axis.set_ylim(low - 0.06 * (top - low), top + 0.6 * (top - low))
-    middle = (low + 0.42 * (top - low), low + 0.96 * (top - low))
-    bounds = (0.4 * steps[-1], middle[0], 0.6 * steps[-1], middle[1] - middle[0])
-    lens = axis.inset_axes(bounds, transform=axis.transData) if len(steps) > 2 else None
-    for place in filter(None, (axis, lens)):
-        for depth, colour in shades.items():
-            own = losses[depth]
-            place.plot(steps, own.mean(0), color=colour, lw=1.0, label=f"L={depth}")
-            if len(own) > 1:
-                band = own.min(0), own.max(0)
-                place.fill_between(steps, *band, color=colour, alpha=0.12, lw=0)
-        error = result.limit["error"]
-        place.plot(steps, limit, **INFINITE, label="limit")
-        place.fill_between(steps, limit - error, limit + error, color="black", alpha=0.25, lw=0)
-    if lens is not None:
-        _focus(lens, steps, [*(own.mean(0) for own in losses.values()), limit])
+    axis.set_ylim(low - 0.06 * (top - low), top + 0.3 * (top - low))
+    for depth, colour in shades.items():
+        own = losses[depth]
+        axis.plot(steps, own.mean(0), color=colour, lw=1.0, label=f"L={depth}")
+        if len(own) > 1:
+            axis.fill_between(steps, own.min(0), own.max(0), color=colour, alpha=0.12, lw=0)
+    error = result.limit["error"]
+    axis.plot(steps, limit, **INFINITE, label="limit")
+    axis.fill_between(steps, limit - error, limit + error, color="black", alpha=0.25, lw=0)
     axis.legend(**LEGEND, ncols=3, loc="upper right")
     label(axis, "step", "held-out loss, bits per character", f"loss, H={heads:g}", loc="left")
-
-
-def _focus(lens: Axes, steps: np.ndarray, curves: list[np.ndarray]) -> None:
-    """On the second half of the steps."""
-    late = steps >= steps[-1] / 2
-    low, high = _range(np.concatenate([curve[late] for curve in curves]))
-    lens.set_xlim(steps[late][0], steps[-1])
-    lens.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
-    lens.tick_params(labelsize=SMALL - 2, length=2, pad=1.5)
-    lens.locator_params(nbins=3)
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
@@ -125,8 +108,7 @@ def _draw_gaps(axis: Axes, result: LanguageResult) -> None:
     _log_sizes(axis, result.depths)
     floor = result.floor
     if math.isfinite(floor) and floor > 0.0:
-        axis.axhline(floor, **DOTTED)
-        note(axis, "limit's error", (depths[0], floor), va="bottom")
+        axis.axhline(floor, **DOTTED, label="limit's error")
     _legend_above(axis)
     label(axis, "L", "|final loss − limit's|, bits", "gap against depth", loc="left")
 

@@ -78,7 +78,7 @@ def _draw_gaps(axis: Axes, result: RebalanceResult, variant: str) -> None:
         axis.plot([gap.mean], [place], marker="|", color=colour, ms=8, mew=1.5)
     axis.axvline(0.0, color="0.5", lw=0.7)
     low, high = PAPER_GAP - PAPER_HALF, PAPER_GAP + PAPER_HALF
-    place = names.index("rescaled") - 0.4
+    place = names.index("rescaled") - 0.75
     axis.plot([low, high], [place] * 2, color="0.5", lw=2.5, solid_capstyle="butt")
     note(axis, f"paper ({PAPER_PARAMETERS})", (low / 1.15, place), va="center", ha="right")
     # small gaps and large ones on one axis: linear within one
@@ -86,7 +86,7 @@ def _draw_gaps(axis: Axes, result: RebalanceResult, variant: str) -> None:
     axis.set_yticks(range(len(names)), [BY_NAME[name].label for name in names])
     for text, name in zip(axis.get_yticklabels(), names, strict=True):
         text.set_color(LOOK[name][0])  # the legend of the other panels
-    axis.set_ylim(len(names) - 0.5, -0.9)
+    axis.set_ylim(len(names) - 0.5, -1.3)
     label(axis, "PPL − plain run (linear within ±1)", "", f"{variant}: perplexity", loc="left")
 
 

@@ -65,6 +65,8 @@ class All:
     """Folder for a folder of every study, and for report.html."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    progress: bool = False
+    """Write the progress bar also where that is no terminal, on which it always is."""
 
     NAME: ClassVar[str] = "all"
 

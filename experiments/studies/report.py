@@ -13,7 +13,10 @@ import tyro
 from ..settings import StudyError
 from ..store import prepare_folder, replacing
 from .finding import Measured, read_finding
+from .report_head import head_table
 
+# Characters of a finding that is read at once.
+SHORT = 300
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
        color: #1a1a1a; }
@@ -25,6 +28,10 @@ figcaption, .note, .theory { color: #444; font-size: 0.9rem; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.15rem 0.6rem; text-align: left; border-bottom: 1px solid #e3e3e3; }
 th { position: sticky; top: 0; background: #fff; }
+.wide { overflow-x: auto; } .head td { vertical-align: middle; } .head th { white-space: nowrap; }
+.bar { display: block; } .bar line { stroke: #0072B2; stroke-width: 2; } .bar rect { fill: #eee; }
+.bar .theory { stroke: #555; stroke-width: 1; stroke-dasharray: 3 2; }
+.bar circle { fill: #0072B2; }
 pre { font-size: 0.8rem; overflow-x: auto; } summary { cursor: pointer; margin: 0.5rem 0; }
 @media print { details { display: none; } .scroll { max-height: none; } }
 """
@@ -80,24 +87,16 @@ def report(findings: list[dict]) -> str:
 </head>
 <body>
 <h1>The large-depth limit of transformers, clause by clause</h1>
-<p>How trained transformers with residual branches scaled by 1/L approach their mean-field limit:
-what theory says of each clause, and what was measured. Brackets are 95 % intervals unless another
-kind is named; every section states its settings. Made with {_text(", ".join(versions))}.</p>
-<h2>What was found</h2>
-{_overview(named)}
+<p>How trained transformers with branches scaled by 1/L approach their mean-field limit.</p>
+{head_table(named)}
+<p class="note">A line of every quantity, after the last step; sections have them all, with figures
+and settings. Dots are values and lines their intervals (95 %, or of the kind that the section
+names), dashes what theory says, shades the side that its bound allows. Made with
+{_text(", ".join(versions))}.</p>
 {sections}
 </body>
 </html>
 """
-
-
-def _overview(named: dict[str, dict]) -> str:
-    items = "\n".join(
-        f'<li><a href="#{_text(anchor)}">{_text(finding["title"])}</a>. '
-        f"{_text(finding['sentence'])}</li>"
-        for anchor, finding in named.items()
-    )
-    return f"<ol>\n{items}\n</ol>"
 
 
 def _anchor(i: int, finding: dict) -> str:
@@ -131,14 +130,22 @@ def _section(anchor: str, finding: dict) -> str:
     return f"""<section id="{_text(anchor)}">
 <h2>{_text(finding["title"])}</h2>
 <p class="theory">Theory: {_text(finding["theory"])}</p>
-<p class="found">{_text(finding["sentence"])}</p>
-{pictures}
 {_table(["quantity", "theory", "measured", "interval"], measured)}
+{_in_words(finding["sentence"])}
+{pictures}
 {notes}
 {tables}
 <details><summary>How it is measured</summary><pre>{_text(finding["design"])}</pre></details>
 <details><summary>Settings</summary><pre>{_text(settings)}</pre></details>
 </section>"""
+
+
+def _in_words(sentence: str) -> str:
+    """What was found; folded where it is mostly numbers that the table above has."""
+    text = f'<p class="found">{_text(sentence)}</p>'
+    if len(sentence) <= SHORT:
+        return text
+    return f"<details><summary>In words</summary>{text}</details>"
 
 
 def _table(columns: list[str], rows: list[dict]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import require_bool, require_tensor
+from ..checks import is_transformed, require_bool, require_tensor
 from .batch import Batch
 from .heads import Heads
 from .sight import sight_of
@@ -136,6 +136,12 @@ def attention_vjp(
 
 def _ordered(x: torch.Tensor, causal: bool, token_weights, positions) -> Batch:
     """The tokens with what they see; they are inputs and targets of nothing."""
+    for name, given in (("token_weights", token_weights), ("positions", positions)):
+        if isinstance(given, torch.Tensor) and is_transformed(given):
+            raise ValueError(
+                f"{name} must be the same for all that a transform of torch.func (vmap, grad, ..) "
+                "goes through; got what it maps over or differentiates. Pass it from outside."
+            )
     require_bool("causal", causal)
     x = require_tensor("x", x)
     if x.ndim < 3:

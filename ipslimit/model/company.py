@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..checks import require_int, require_tensor
+from ..checks import require_int, require_no_transforms, require_tensor
 from .batch import Batch, gathered
 from .sight import Sight, order_of
 from .tracers import LIGHT, lit, unlit
@@ -145,6 +145,7 @@ def company_of(
     TypeError, ValueError
         For what is no such thing, and for units that cannot tell tracers from tokens.
     """
+    require_no_transforms("A run's flow", "Its Jacobian is flow_jacobian, and points go together.")
     problem.require_seeing("points that are no tokens")
     points = require_tensor("points", points, finite=True).detach()
     contexts, d = len(batch.targets), problem.d

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..checks import shown
+from .transforms import differentiable
 
 
 class ContextLoss:
@@ -66,7 +67,7 @@ class ContextLoss:
         everything below it is not.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            x, targets = _differentiable(x).detach().requires_grad_(), _differentiable(targets)
+            x, targets = differentiable(x).detach().requires_grad_(), differentiable(targets)
             per_context = self.losses(x, targets, weights)
             (gradient,) = torch.autograd.grad(per_context.sum(), x)
         return per_context.detach().mean(dim=-1), x.shape[-2] * gradient
@@ -80,8 +81,8 @@ class ContextLoss:
         another tracer's weight, so that those of all tracers come at once.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            x, targets = _differentiable(x).detach().requires_grad_(), _differentiable(targets)
-            weights = _differentiable(weights).detach().requires_grad_()
+            x, targets = differentiable(x).detach().requires_grad_(), differentiable(targets)
+            weights = differentiable(weights).detach().requires_grad_()
             # leading indices share the weights, but each has an x of its own
             total = self.losses(x, targets, weights).sum()
             (flat,) = torch.autograd.grad(total, weights, create_graph=True)
@@ -132,7 +133,7 @@ class ContextLoss:
     def _tried(self, x: torch.Tensor, targets: torch.Tensor, weights, what: str) -> torch.Tensor:
         """The loss as a finite floating-point tensor of the shape it must have."""
         with torch.inference_mode(False), torch.enable_grad():
-            x, targets = x.clone().requires_grad_(), _differentiable(targets)
+            x, targets = x.clone().requires_grad_(), differentiable(targets)
             try:
                 value = self(x * 1.0, targets, weights)  # x * 1.0: one that works in place is fine
             except TypeError as error:
@@ -182,11 +183,6 @@ def _takes_weights(loss: Callable) -> tuple[bool, bool]:
         return False, False
     needed = third[0].default is inspect.Parameter.empty
     return needed or third[0].name == "weights", needed
-
-
-def _differentiable(t: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of one that was made in torch.inference_mode."""
-    return t.clone() if t.is_inference() else t
 
 
 def _separate(value: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from ..checks import require_bool, require_int, require_real, resolve_device
+from ..progress import Watcher, require_progress, watching
 from .batch import Batch
 from .branch import Branch, States
 from .callbacks import asks_to_stop, require_callback
@@ -37,6 +38,8 @@ from .units import Units
 from .warm import by_seed, going_on
 from .work import training_work
 
+# What a bar says meanwhile.
+DOING = "training {layers} layers, step {step}"
 # Called after every step k with (k, run); True stops the run there.
 Callback = Callable[[int, ParticleRun], object]
 
@@ -60,6 +63,7 @@ def train_particles(
     keep_state: bool = False,
     evaluate: Iterable[int] = (),
     callback: Callback | None = None,
+    progress: bool | Watcher | None = None,
 ) -> ParticleRun:
     """Train L-layer, H-head transformers, all seeds at once, by steps of `rule`.
 
@@ -106,6 +110,10 @@ def train_particles(
         Called at every step k with the run so far (its loss up to k, and what is recorded). If it
         returns True, the run stops there, before the update of step k; with keep_state it can be
         gone on from.
+    progress : callable (k, layers, share), or bool, optional
+        Called with every step k as it is begun, and at the end, with L and the share in [0, 1] of
+        the steps that are done, as that of `solve_limit` is. True shows a bar where stderr is a
+        terminal, and nothing where it is not.
 
     Returns
     -------
@@ -144,8 +152,8 @@ def train_particles(
     for layout in problem.layouts:
         require_rule(rule, layout, problem.dtype, device, steps)
     require_callback(callback, "k", "run")
+    require_progress(progress, "layers")
     keep_state = require_bool("keep_state", keep_state)
-    options = _Options(group, keep_state=keep_state, evaluate=evaluate, callback=callback)
     share = None
     if group is not None:
         require_identity("rule", rule_text(rule))
@@ -171,7 +179,11 @@ def train_particles(
         branch = drawn_layers(problem, run, numbers, share)
     own = branch.map(lambda t: t.to(device).contiguous())
     del branch  # or there would be a second copy of all units
-    _train(own, ends, problem, rule, steps, record, run, options, states, first)
+    with watching(progress, DOING) as watch:
+        options = _Options(
+            group, keep_state=keep_state, evaluate=evaluate, callback=callback, progress=watch
+        )
+        _train(own, ends, problem, rule, steps, record, run, options, states, first)
     return run if numbers is not None else repeated(run, seeds)
 
 
@@ -184,6 +196,7 @@ class _Options:
     keep_state: bool = False
     evaluate: tuple[int, ...] = ()
     callback: Callback | None = None
+    progress: Watcher | None = None
 
 
 def train_from(
@@ -239,6 +252,8 @@ def _train(
     least = torch.full((), run.least_size, dtype=problem.dtype, device=device)
     for step in range(first, steps + 1):
         keep, run.last = step in record, step
+        if options.progress is not None:
+            options.progress(step, run.depth, (step - first) / (steps - first + 1))
         chosen, batch = feed(step)
         if problem.batch is not None:
             run.batches[step] = chosen
@@ -288,6 +303,8 @@ def _train(
             for family, state in states.items()
         }
     run.notes = branch.notes(rule, states, run.least_size)
+    if options.progress is not None:
+        options.progress(run.last, run.depth, 1.0)
     return run
 
 

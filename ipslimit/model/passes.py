@@ -1,7 +1,8 @@
-"""From any leading dimensions to rows, for every family of units; and the autograd face.
+"""From any leading dimensions to rows, for every family of units.
 
 What a family computes with (`Units.path`) works on rows alone: x (R, B, N, d), packed units
-(R, P, H), weights (R, H). `units` stands for a collection of `units.Units` here.
+(R, P, H), weights (R, H). `units` stands for a collection of `units.Units` here. What autograd and
+torch.func see of it is in `transforms`.
 """
 
 from __future__ import annotations
@@ -111,49 +112,3 @@ def _repeated(sight: Sight, rows: torch.Tensor) -> Sight:
         return sight
     own = len(sight.weights if sight.weights is not None else sight.ends)
     return sight.repeated(rows.shape[1] // own)
-
-
-class WithGradient(torch.autograd.Function):
-    """The autograd face: forward is the field, backward its transpose."""
-
-    @staticmethod
-    def forward(ctx, x, packed, weights, units, sight):
-        ctx.save_for_backward(x, packed, weights)
-        ctx.layout, ctx.sight, ctx.kept = units.layout, sight, []
-        return field(x, units.from_packed(packed, weights, units.layout), sight, ctx.kept)
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        x, packed, weights = ctx.saved_tensors
-        units = ctx.layout.family.from_packed(packed, weights, ctx.layout)
-        with_units = any(ctx.needs_input_grad[1:3])
-        dx, dunits = vjp(x, units, cotangent, ctx.sight, with_units, kept=ctx.kept)
-        dpacked = dweights = None
-        if with_units:
-            with torch.no_grad():
-                dpacked, dweights = dunits.packed * weights.unsqueeze(-2), dunits.weights
-        if torch.is_grad_enabled():  # create_graph=True
-            dx, dpacked, dweights = (
-                None if t is None else _Last.apply(t, x, packed, weights, cotangent)
-                for t in (dx, dpacked, dweights)
-            )
-        return dx, dpacked, dweights, None, None
-
-
-class _Last(torch.autograd.Function):
-    """A first derivative that knows what it depends on, and refuses to be differentiated.
-
-    (`once_differentiable` would return it as a constant where the cotangent needs no gradient, and
-    second derivatives would be silently wrong.)
-    """
-
-    @staticmethod
-    def forward(ctx, value, *depends_on):
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        raise RuntimeError(
-            "a field can be differentiated once; its second derivative is not implemented. Write "
-            "it out in torch operations where you need one."
-        )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..checks import require_int, shown
+from ..checks import require_int, require_no_transforms, shown
 from .layers import Layers
 from .problem_identity import require_same_problem
 from .sight import Sight
@@ -35,6 +35,7 @@ def run_logits(run: ParticleRun, problem: TokenProblem, k: int, ids: torch.Tenso
 
 def require_token_problem(problem: object, of: dict[str, str], apart: tuple[str, ...] = ()) -> None:
     """Refuse what is no `TokenProblem`, or not the one that a run is of."""
+    require_no_transforms("A run's logits", "Call it outside; texts go together.")
     if not isinstance(problem, TokenProblem):
         raise TypeError(f"problem must be an ipslimit.TokenProblem; got {shown(problem)}.")
     require_same_problem("problem", problem.identity, "this run", of, apart)

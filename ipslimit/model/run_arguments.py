@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..checks import require_int, shown
+from ..checks import require_int, require_no_transforms, shown
 from .rules import Rule
 from .training_problem import TrainingProblem
 
@@ -13,6 +13,9 @@ MOST_SEEDS = 2**24
 
 
 def require_problem(problem: object, rule: object) -> None:
+    require_no_transforms(
+        "Training (train_particles, solve_limit)", "Call it outside; seeds= trains several at once."
+    )
     if not isinstance(problem, TrainingProblem):
         raise TypeError(
             f"problem must be ipslimit.Problem or TokenProblem; got {type(problem).__name__}."

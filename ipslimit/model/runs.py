@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from .flow import flow, flow_jacobian, flow_p
 from .predictions import run_logits
+from .run_frame import run_frame
+from .run_state import Kept, restored, state_of
 from .training_problem import TrainingProblem
 from .units import Units
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # What a run holds one of for every seed, whatever the law; and of its draws, where it has any.
 PER_SEED = tuple(
@@ -20,7 +26,7 @@ DRAWS = ("unit_counts", "unit_atoms")
 
 
 @dataclasses.dataclass
-class ParticleRun:
+class ParticleRun(Kept):
     """Trajectories of `train_particles`.
 
     Attributes
@@ -231,6 +237,60 @@ class ParticleRun:
         Row a has the derivative of component a. Arguments as of `flow`.
         """
         return flow_jacobian(self, k, points, position, probe)
+
+    def to_frame(self, what: str = "loss") -> DataFrame:
+        """The run as a tidy pandas DataFrame.
+
+        Parameters
+        ----------
+        what : "loss", or "x", "p", "probe_x" or "probe_p"
+
+        Returns
+        -------
+        DataFrame
+            Always with L and H (and H_<family> where these differ), seed (its index) and step. Of
+            the loss one row for every seed and step, (seeds * (last + 1)), with loss and probe_loss
+            (J, in the units of the problem's loss; NaN where it was not taken) and diverged. Of
+            tokens one row for every recorded step, seed, layer 0..L, context (its number in the
+            problem; of the probes, in these) and token, with s = layer / L and the d components
+            x_0, x_1, .. or p_0, p_1, .. (p as scaled here, N dl/dx).
+
+        Raises
+        ------
+        ValueError
+            For anything else, and for what the run did not record.
+        ModuleNotFoundError
+            Without pandas: pip install "ipslimit[frames]".
+        """
+        return run_frame(self, what)
+
+    def state(self) -> dict:
+        """All of the run but its problem, in plain types and tensors.
+
+        Returns
+        -------
+        dict
+            By the names of the attributes; units as (packed, weights). What
+            `torch.load(..., weights_only=True)` reads after `torch.save`.
+        """
+        return state_of(self)
+
+    @classmethod
+    def from_state(cls, state: dict, problem: TrainingProblem) -> ParticleRun:
+        """The run whose `state` this is, to the last bit.
+
+        Parameters
+        ----------
+        state : dict
+        problem : Problem or TokenProblem
+            That of the run.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another problem, and for what is no state of a run.
+        """
+        return restored(cls, state, problem)
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {number:g}" for name, number in self.unit_numbers.items())

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ..checks import require_bool, require_int
+from ..checks import require_bool, require_int, require_no_transforms
 from .batch import Batch
 from .blocks import Block
 from .by_autograd import mixes_tokens
@@ -47,6 +47,7 @@ class TrainingProblem(abc.ABC):
         self, law: Law | Block, causal: bool, batch: int | None, batch_seed: int, tied: bool
     ) -> None:
         """What is of every problem; `_set_batch` comes when the data are there."""
+        require_no_transforms(type(self).__name__, "Make it outside: its data are not mapped over.")
         if not isinstance(law, (Law, Block)):
             raise TypeError(
                 f"law must be an initial law of heads, or a Block; got {type(law).__name__}. Use "

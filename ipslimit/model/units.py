@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 
 from ..checks import require_bool, require_choice, require_same, require_tensor, shown
-from . import by_autograd, passes
+from . import by_autograd, transforms
 from .layout import Layout, undeclared
 from .sight import Sight
 
@@ -216,10 +216,7 @@ class Units:
             For shapes, dtypes or devices that do not fit together.
         """
         sight = self._check(x, causal)
-        tensors = (x, self.packed, self.weights)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return passes.WithGradient.apply(*tensors, self, sight)
-        return passes.field(x, self, sight)
+        return transforms.field(x, self, sight)
 
     def vjp(
         self,
@@ -263,7 +260,7 @@ class Units:
             )
         require_same("dtype", [("x", x), ("cotangent", cotangent)])
         require_same("device", [("x", x), ("cotangent", cotangent)])
-        return passes.vjp(x, self, cotangent, sight, with_units, with_outputs)
+        return transforms.vjp(x, self, cotangent, sight, with_units, with_outputs)
 
     @staticmethod
     def unit_field(x: torch.Tensor, causal: bool, **parts: torch.Tensor):

@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import TYPE_CHECKING
 
+from ...checks import require_choice
+from ...frames import frame_of
 from .cells import Floor
 from .choices import BOOTSTRAP, CORRECTION, Choices, choices, reference_errors
 from .joint import POWERS, JointFit, fit_joint
@@ -14,6 +17,9 @@ from .leastsquares import Refused
 from .share import Share, find_share, rules
 from .single import RateFit, estimated_offset, fit_range, fit_seeds
 from .table import Cell, Table, plain, read_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 KEYS = ("step", "variable", "norm", "set")
 
@@ -75,6 +81,40 @@ class RateFits:
             "settings": self.settings,
         }
 
+    def to_frame(self, what: str = "fits") -> DataFrame:
+        """The fits as a tidy pandas DataFrame, whose `to_latex` and `to_csv` write a table.
+
+        Parameters
+        ----------
+        what : "fits", "joint" or "refused"
+
+        Returns
+        -------
+        DataFrame
+            Of fits one row an exponent, with the attributes of `RateFit` (exponents have no unit,
+            constants that of the errors) under their names, but for in (the size that varies),
+            low and high (the ends of the interval), smallest and largest (of the sizes used), and
+            verdict, what a fluctuation's `Share` says of -1/2. Of joint fits one row a model, with
+            a, a_low, a_high, and so on. Of those that were refused, why.
+
+        Raises
+        ------
+        ValueError
+            For anything else.
+        ModuleNotFoundError
+            Without pandas: pip install "ipslimit[frames]".
+        """
+        require_choice("what", what, ("fits", "joint", "refused"))
+        if what == "refused":
+            rows, names = [dict(row) for row in self.refused], (*KEYS[:2], "term", *KEYS[2:])
+            names += ("in", "at", "reason")
+        elif what == "joint":
+            rows, names = [fit.as_row() for fit in self.joint], JointFit.columns()
+        else:
+            rows = [fit.as_row() | {"verdict": _verdict(self.share(fit))} for fit in self.fits]
+            names = (*RateFit.columns(), "verdict")
+        return frame_of({name: [row[name] for row in rows] for name in names})
+
     def __str__(self) -> str:
         head = ("step", "", "term", "norm", "set", "in", "at", "exponent", "")
         rows = [
@@ -118,6 +158,10 @@ class RateFits:
                 f"in {r['in']} at {r['at']}: no fit, {r['reason']}"
             )
         return "\n".join(lines)
+
+
+def _verdict(share: Share | None) -> str:
+    return "" if share is None else share.verdict
 
 
 def fit_rates(

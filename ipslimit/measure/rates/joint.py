@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 
 import numpy as np
@@ -72,6 +72,22 @@ class JointFit:
         ]
         best = ", the better" if self.better else ""
         return f"{', '.join(parts)}; misfit {100 * self.residual:.1f} %{best}"
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """The names of `as_row`, in their order."""
+        names = [f.name for f in fields(cls) if f.name not in ("intervals", "window", *NAMES)]
+        ends = [f"{name}{end}" for name in NAMES for end in ("", "_low", "_high")]
+        return *names[:5], *ends, *names[5:]
+
+    def as_row(self) -> dict:
+        """One row of a table: a value for each of `columns`."""
+        ends = {
+            f"{name}{end}": value
+            for name, pair in self.intervals.items()
+            for end, value in zip(("_low", "_high"), pair, strict=True)
+        }
+        return {c: ends[c] if c in ends else getattr(self, c) for c in self.columns()}
 
     def as_dict(self) -> dict:
         """Plain types for JSON; the intervals stand under "ci95" at 95 %."""

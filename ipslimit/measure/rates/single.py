@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import scipy
@@ -93,6 +93,18 @@ class RateFit:
         low, high = self.interval
         seeds = f" x {self.seeds} seeds" if self.kind == "confidence interval" else ", fit range"
         return f"{self.exponent:.2f} [{low:.2f}, {high:.2f}], {self.sizes} sizes{seeds}"
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """The names of `as_row`, in their order."""
+        renamed = {"size": ("in",), "interval": ("low", "high"), "window": ("smallest", "largest")}
+        return tuple(c for f in fields(cls) for c in renamed.get(f.name, (f.name,)))
+
+    def as_row(self) -> dict:
+        """One row of a table: a value for each of `columns`."""
+        named = {"in": self.size, "low": self.interval[0], "high": self.interval[1]}
+        named |= {"smallest": self.window[0], "largest": self.window[-1]}
+        return {c: named[c] if c in named else getattr(self, c) for c in self.columns()}
 
     def as_dict(self) -> dict:
         """Plain types for JSON: the size that varies is "in", the interval "ci95" at 95 %."""
