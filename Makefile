@@ -7,6 +7,8 @@
 #             accelerate, which it installs; models are built from configs, nothing is downloaded
 # make stress: kill sweeps, workers and schedulers, fill disks; compare engines; measure memory
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
+# make docs:  the pages as a site, in site/; notebooks are run, which takes some minutes
+#             (NOTEBOOKS=false leaves them without what their cells show)
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,7 +16,7 @@ BIN := .venv/bin
 # computed once.
 PARALLEL := -q -n auto --dist loadfile
 
-.PHONY: sweep report test test-all test-oldest test-models stress bench lint clean
+.PHONY: sweep report test test-all test-oldest test-models stress bench docs lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -43,6 +45,10 @@ bench: .venv/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks --out results/bench
 
+docs: .venv/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +63,4 @@ lint: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-oldest results
+	rm -rf .venv .venv-oldest results site
