@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import nbformat
-from latex2mathml.converter import convert
+import ziamath
 from mkdocs.structure.files import File
 from nbclient import NotebookClient
 
@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # NOTEBOOKS=false leaves them as they are kept, without what their cells show: some minutes less.
 EXECUTE = os.environ.get("NOTEBOOKS", "true") != "false"
+# Of formulas, in pixels: a little more than that of words.
+SIZE = 17
+# whole outlines: shared ones have ids, which a page would have many times
+ziamath.config.svg2, ziamath.config.precision = False, 2
 # Where formulas stand, as pymdownx.arithmatex marks them.
 FORMULA = re.compile(
     r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', flags=re.DOTALL
@@ -45,6 +49,8 @@ def notebook_page(path):
     for cell in notebook.cells:
         lines.append(cell.source if cell.cell_type == "markdown" else fenced(cell.source, "python"))
         for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":  # that something is compiled, once
+                continue
             data = output.get("data", {})
             if "image/png" in data:
                 name = f"{path.stem}-{len(pictures) + 1}.png"
@@ -69,13 +75,18 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(content, page, config, files):
-    """Formulas as MathML, which browsers read by themselves: no script, and no font of others."""
+    """Formulas as SVG: the same in every browser, without a script or a font of others."""
+    return FORMULA.sub(drawn, content)
 
-    def as_mathml(found):
-        display = "block" if found[1] == "div" else "inline"
-        formula = convert(" ".join(html.unescape(found[3]).split()), display=display)
-        if "\\" in formula:
-            raise ValueError(f"{page.file.src_uri}: a formula that cannot be read: {found[3]}")
-        return formula
 
-    return FORMULA.sub(as_mathml, content)
+def drawn(found):
+    text = " ".join(html.unescape(found[3]).split())
+    inline = found[1] == "span"
+    braced = re.sub(r"\\mathbb (\w)", r"\\mathbb{\1}", text)  # without, letters come out plain
+    formula = ziamath.Latex(braced, size=SIZE, color="currentColor", inline=inline)
+    label = html.escape(text, quote=True)
+    style = f"vertical-align:{formula.getyofst():.1f}px"  # to stand on the line of the words
+    svg = formula.svg().replace(
+        "<svg ", f'<svg class="formula" role="img" aria-label="{label}" style="{style}" ', 1
+    )
+    return svg if inline else f'<div style="text-align:center;overflow-x:auto">{svg}</div>'
