@@ -12,6 +12,8 @@
 # make bench: compare with the peers (installs jax, optax, diffrax); results in results/bench
 # make gpu:   on a machine with a CUDA card: the tests that need one, then results/gpu/gpu.md, in
 #             less than 8 minutes; where .venv holds torch for the CPU, it is replaced by the other
+# make docs:  the pages as a site, in site/; notebooks are run, which takes some minutes
+#             (NOTEBOOKS=false leaves them without what their cells show)
 # make lint:  ruff
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,7 +21,7 @@ BIN := .venv/bin
 # computed once.
 PARALLEL := -q -n auto --dist loadfile
 
-.PHONY: sweep report test test-all test-oldest test-models test-card stress bench gpu lint clean
+.PHONY: sweep report test test-all test-oldest test-models test-card stress bench gpu docs lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -59,6 +61,10 @@ gpu: .venv/installed
 	$(BIN)/python -m pytest -q -m gpu
 	$(BIN)/python -m benchmarks.card --out results/gpu
 
+docs: .venv/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,4 +79,4 @@ lint: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-oldest results
+	rm -rf .venv .venv-oldest results site

@@ -1,7 +1,7 @@
-"""What README and docs/theory.md claim of studies is what these find, to the printed digit.
+"""What README and docs/ claim of studies is what these find, to the printed digit.
 
 A row of a table that names a study claims numbers with intervals of its `--quick` size; rows of
-README's first table claim those of the default sweep. Bits differ between kinds of machines, and
+docs/sweep.md's table claim those of the default sweep. Bits differ between kinds of machines, and
 printed digits may do so too, in the last place.
 """
 
@@ -17,7 +17,10 @@ from ipslimit.experiments.cli import main
 from ipslimit.experiments.studies.command import STUDIES
 
 ROOT = Path(__file__).parents[1]
-README, THEORY = ((ROOT / name).read_text() for name in ("README.md", "docs/theory.md"))
+README, THEORY, STUDIES_PAGE, SWEEP, TEXT = (
+    (ROOT / name).read_text()
+    for name in ("README.md", "docs/theory.md", "docs/studies.md", "docs/sweep.md", "docs/text.md")
+)
 NUMBER = r"-?\d+\.\d+"
 MEASURED = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
 NAMES = [study.NAME for study in STUDIES]
@@ -31,14 +34,16 @@ def table(text, first):
 
 
 CLAUSES = table(THEORY, "| clause |")
-STUDIED = table(README, "| study |")
-SWEPT = table(README, "| step | variable |")
+SHORT = table(README, "| clause |")
+STUDIED = table(STUDIES_PAGE, "| study |")
+SWEPT = table(SWEEP, "| step | variable |")
 RULES = table(THEORY, "| rule |")
-ON_TEXT = README.split("### On real text")[1].split("\n## ")[0]
+ON_TEXT = TEXT.split("## On real text")[1].split("\n## ")[0]
+PRINTED = "\n".join(re.findall(r"^```\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
 SIGNED = re.compile(r"[+-]?\d+(?:\.\d+)? \[[+-]?\d+(?:\.\d+)?, [+-]?\d+(?:\.\d+)?\]")
 
 
-def test_every_study_is_in_the_table_of_the_readme():
+def test_every_study_is_in_the_table_of_its_page():
     assert [row[0].strip("`") for row in STUDIED] == NAMES
     assert all(len(row) == 3 and re.search(r"\d", row[2]) for row in STUDIED)
 
@@ -54,10 +59,25 @@ def test_every_clause_names_a_command_and_tests_that_are_there():
         assert files and all((ROOT / "tests" / file).exists() for file in files), clause
 
 
+def test_the_readme_says_of_a_command_what_the_pages_say_of_it():
+    """So its numbers are held by the tests below, which run every command of the pages."""
+    said = {"`make sweep`": [" ".join(row) for row in SWEPT]}
+    for name, _, measured in STUDIED:
+        said[f"`ipslimit study {name.strip('`')} --quick`"] = [measured]
+    for row in CLAUSES:
+        said.setdefault(row[5], []).append(row[2])
+    assert len(SHORT) >= 5
+    for clause, _, measured, verdict, command in SHORT:
+        numbers = MEASURED.findall(measured)
+        assert numbers and verdict, clause
+        missing = [number for number in numbers if number not in " ".join(said[command])]
+        assert missing == [], clause
+
+
 def test_what_is_claimed_of_real_text_stands_in_what_its_commands_printed():
-    # their default sizes take half an hour each: docs/text.md is what they printed
+    # their default sizes take half an hour each: the rest of docs/text.md is what they printed
     numbers = SIGNED.findall(" ".join(ON_TEXT.split()))
-    printed = " ".join((ROOT / "docs" / "text.md").read_text().split())
+    printed = " ".join(PRINTED.split())
     assert len(numbers) >= 20
     assert [number for number in numbers if number not in printed] == []
 
@@ -109,7 +129,7 @@ def test_the_sweep_finds_what_is_claimed(found):
     numbers = [number for claim in claims for number in MEASURED.findall(claim)]
     assert len(numbers) >= 15
     assert [number for number in numbers if number not in found("sweep")] == []
-    (said,) = re.findall(r"within \d+ % of 1 from L H = 512 on", " ".join(README.split()))
+    (said,) = re.findall(r"within \d+ % of 1 from L H = 512 on", " ".join(SWEEP.split()))
     assert said in found("sweep")
 
 
