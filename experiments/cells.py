@@ -8,8 +8,9 @@ from ipslimit import ParticleRun, train_particles
 from ipslimit.measure.errors import bias_table, error_table, weak_table
 from ipslimit.measure.fluctuation import predict_fluctuation
 from ipslimit.model.runs import joined
+from ipslimit.resources import available_memory
 from ipslimit.solvers import LimitRun
-from ipslimit.solvers.limit_memory import SHARE, available
+from ipslimit.solvers.limit_memory import SHARE
 
 from .engines import Engine
 from .frame.progress import reporting_steps, stage
@@ -126,7 +127,7 @@ def memory_of_a_cell(memory: int | None, engine: Engine) -> int | None:
     """
     if memory is None and not engine.shares_files:
         return None
-    return (int(SHARE * available()) if memory is None else memory) // engine.workers
+    return (int(SHARE * available_memory()) if memory is None else memory) // engine.workers
 
 
 def cell_cost(study: SweepSetting, depth: int, count: int | None) -> int:

@@ -9,6 +9,7 @@ import functools
 import importlib
 import io
 import operator
+import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -45,8 +46,11 @@ def _main(arguments: list[str]) -> None:
         return
     command = _parsed(arguments)
     # after the parser, which needs no torch for a list of commands
+    import torch
+
     from ipslimit.checks import NoRoom
     from ipslimit.cpu.dispatch import wanted_path
+    from ipslimit.resources import processors
 
     from .engines import EngineFailed
     from .settings import StudyError
@@ -57,6 +61,8 @@ def _main(arguments: list[str]) -> None:
         command.check()
     except (ValueError, TypeError) as error:
         _leave(2, error)
+    if "OMP_NUM_THREADS" not in os.environ:  # torch counts cores, and knows no quotas
+        torch.set_num_threads(min(torch.get_num_threads(), processors()))
     try:
         with signals.handled(signals.interrupt), signals.not_lost():
             command.run()

@@ -7,9 +7,9 @@ import dataclasses
 import torch
 
 from ipslimit import Units
-from ipslimit.solvers.limit_memory import SHARE, available, limit_bytes
+from ipslimit.resources import available_memory, processors
+from ipslimit.solvers.limit_memory import SHARE, limit_bytes
 
-from .engines import processors
 from .settings import DTYPES, Setting, StudyError, SweepSetting
 
 GIB = 2**30
@@ -78,7 +78,7 @@ def seeds_that_fit(study: SweepSetting, depth: int, count: int | None, memory: i
         If not even one fits; it tells how much that takes.
     """
     if memory is None:
-        memory = int(SHARE * available() / processors())
+        memory = int(SHARE * available_memory() / processors())
     seeds = 1 if count is None else study.sizes.seeds
     while seeds > 1 and cell_bytes(study, depth, count, seeds) > memory:
         seeds = -(-seeds // 2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from numbers import Integral, Real
 
 import numpy as np
 import torch
+
+from .resources import total_memory
 
 FLOAT_DTYPES = (torch.float32, torch.float64)
 
@@ -192,15 +193,12 @@ class NoRoom(ValueError):
 
 
 def require_room(names: str, numbers: int, dtype: torch.dtype) -> None:
-    """Refuse sizes that need more than all the memory of this machine, before asking for it.
+    """Refuse sizes that need more than all the memory that there is here, before asking for it.
 
     names : str, the arguments that make it so large
     numbers : int, a lower bound of how many are needed at a time
     """
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not told here
-        return
+    total = total_memory()
     size = numbers * dtype.itemsize
     if size > total:
         raise NoRoom(

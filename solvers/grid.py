@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
 
 from ipslimit.checks import shown
+
+# What a depth, or several, may be given as.
+Depths = float | Sequence[float] | torch.Tensor
 
 # Depths that heads are interpolated to at a time: what is gathered for it is many times as large.
 PART = 16
@@ -102,7 +105,7 @@ class Trajectory:
         return bool(torch.isfinite(self.edges).all() and torch.isfinite(self.slopes).all())
 
 
-def require_depths(name: str, value, increasing: bool = False) -> torch.Tensor:
+def require_depths(name: str, value: Depths, increasing: bool = False) -> torch.Tensor:
     """Depths as float64 on the CPU: () for a number, (S,) for a sequence.
 
     Raises
