@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 import io
+import itertools
 import operator
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Annotated, NoReturn
 
 from ipslimit import __version__
 
-from . import signals
+from . import signals, streams
 
 # Where the class of a command is. Only the chosen one is imported: torch alone takes a second.
 COMMANDS = {
@@ -35,9 +36,15 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
-    with signals.handled(signals.leave):
-        _main(sys.argv[1:] if arguments is None else arguments)
+    """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted; 141 unread."""
+    with signals.handled(signals.leave), streams.guarded():
+        try:
+            try:
+                _main(sys.argv[1:] if arguments is None else arguments)
+            finally:
+                sys.stdout.flush()
+        except streams.CannotPrint as error:
+            _leave(2, error)
 
 
 def _main(arguments: list[str]) -> None:
@@ -105,9 +112,16 @@ def _parsed(arguments: list[str]):
     needed = [word for word in arguments if word in COMMANDS][:1]
     if any(word.startswith("--tyro-") for word in arguments):  # a shell's completion: of all
         needed = COMMANDS
+    if "--out=" in arguments or ("--out", "") in itertools.pairwise(arguments):
+        # as of a shell's variable that is not set; a path it would be, of the folder one is in
+        _leave(2, "out must name a folder; got ''. Write --out . for the folder you are in.")
     commands = {name: (command_class if name in needed else _stand_in)(name) for name in COMMANDS}
     written = io.StringIO()
     try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            from ipslimit.checks import require_choice  # with torch
+
+            require_choice("command", arguments[0], tuple(COMMANDS))
         if "study" in needed:  # perhaps one of the user's own
             commands["study"] = importlib.import_module(
                 ".studies.command", __package__
@@ -127,7 +141,7 @@ def _parsed(arguments: list[str]):
     except ValueError as error:
         _leave(2, error)
     except SystemExit as leaving:
-        if not leaving.code:
+        if leaving.code in (None, 0, streams.UNREAD):
             raise
         _leave(2, _in_one_line(written.getvalue()))
 

@@ -76,6 +76,8 @@ def test_imports_run_one_way():
     for room, others in forbidden.items():
         prefix = room if room == "ipslimit" else f"ipslimit.{room}"
         for path in (ROOT / room).rglob("*.py"):
+            if path.name == "__main__.py":  # the command itself, which nothing imports
+                continue
             package = [prefix, *path.relative_to(ROOT / room).parent.parts]
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
