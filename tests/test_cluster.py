@@ -1,6 +1,6 @@
 """Workers of a Dask scheduler that are not there, lack the package, or go with what they hold."""
 
-import asyncio
+import threading
 import time
 
 import pytest
@@ -32,9 +32,14 @@ def local():
         engine.client.close()
 
 
-def grown(found, engine):
-    found.scale(1)
-    engine.client.wait_for_workers(1, timeout=60)
+def worker_of(found):
+    """One more worker, as if it ran elsewhere: nobody but the scheduler knows of it."""
+
+    async def start():
+        address = found.scheduler_address
+        return await distributed.Worker(address, nthreads=1, host="127.0.0.1", dashboard=False)
+
+    return found.sync(start)
 
 
 def test_a_scheduler_without_workers_is_one_line_with_the_remedy(local, caplog):
@@ -52,14 +57,14 @@ def test_a_scheduler_without_workers_is_one_line_with_the_remedy(local, caplog):
 def test_a_worker_that_comes_late_is_waited_for(local):
     found, engine = local
     engine._patience = 60.0
-    found.scale(1)  # which takes a moment
+    threading.Timer(0.3, worker_of, (found,)).start()
     assert dict(engine.run(power, (2,), TASKS)) == {f"task {i}": 2**i for i in range(4)}
 
 
 @pytest.mark.parametrize(("version", "has"), [(None, "none"), ("0.0.1", "0.0.1")])
 def test_a_worker_without_the_package_is_named(local, monkeypatch, version, has):
     found, engine = local
-    grown(found, engine)
+    worker_of(found)
     monkeypatch.setattr(cluster, "_asking", lambda: lambda: version)
     with pytest.raises(EngineFailed) as failed:
         list(engine.run(power, (2,), TASKS))
@@ -81,23 +86,11 @@ def test_what_is_asked_of_a_worker_needs_no_package_there(monkeypatch):
 @pytest.mark.parametrize("when", [0, 2])
 def test_a_worker_that_is_lost_with_what_it_holds_is_replaced(local, when):
     found, engine = local
-    grown(found, engine)
+    worker = worker_of(found)
     running, results = engine.run(power, (3,), TASKS), {}
     for count, (key, result) in enumerate(running):
         results[key] = result
         if count == when:
-            lose_the_worker(found)
-            grown(found, engine)
+            found.sync(worker.close, nanny=False, executor_wait=False)
+            worker = worker_of(found)
     assert results == {f"task {i}": 3**i for i in range(4)}
-
-
-def lose_the_worker(found):
-    """At once, and without a word of it to anyone, as when its machine goes."""
-    (worker,) = found.workers.values()
-
-    async def lose():
-        await found.scheduler.remove_worker(worker.address, stimulus_id="lost", close=False)
-        await worker.close(nanny=False, timeout=1)
-
-    asyncio.run_coroutine_threadsafe(lose(), found.loop.asyncio_loop).result(30)
-    found.sync(found._correct_state)

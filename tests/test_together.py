@@ -139,17 +139,6 @@ def test_killed_at_every_change_it_never_shows_files_of_two_runs(tmp_path):
     assert {"os.mkdir", "open", "os.rmdir"} < set(changes)
 
 
-@pytest.mark.parametrize("no", [OSError(errno.ENOLCK, "no locks"), NotImplementedError("none")])
-def test_a_disk_without_locks(tmp_path, monkeypatch, no):
-    def refuse(*arguments, **options):
-        raise no
-
-    monkeypatch.setattr("ipslimit.experiments.together.FileLock.acquire", refuse)
-    write(tmp_path, OLD)
-    write(tmp_path, NEW)
-    assert verified(tmp_path) == shown(tmp_path) == NEW
-
-
 WRITER = """
 import sys
 from pathlib import Path
