@@ -73,13 +73,13 @@ class Cluster(Engine):
                         replacements = 0
                         yield key, result
                 # the last worker that had what was sent to all of them is lost, and that with it
-                except distributed.client.FutureCancelledError:
+                except distributed.client.CancelledError:
                     replacements += 1
                     if replacements > REPLACEMENTS or self.client.status != "running":
                         raise
         except (OSError, distributed.core.CommClosedError, distributed.TimeoutError) as error:
             raise EngineFailed(self._message(error)) from None
-        except (distributed.scheduler.KilledWorker, distributed.client.FutureCancelledError) as e:
+        except (distributed.scheduler.KilledWorker, distributed.client.CancelledError) as e:
             raise EngineFailed(self._message(e)) from None
 
     def _run(
