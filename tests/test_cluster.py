@@ -28,8 +28,11 @@ def local():
         dashboard_address=":0",
     ) as found:
         engine = cluster.Cluster(found.scheduler_address, patience=0.2)
+        found.ours = []
         yield found, engine
         engine.client.close()
+        for worker in found.ours:
+            found.sync(worker.close, nanny=False, executor_wait=False)
 
 
 def worker_of(found):
@@ -39,7 +42,8 @@ def worker_of(found):
         address = found.scheduler_address
         return await distributed.Worker(address, nthreads=1, host="127.0.0.1", dashboard=False)
 
-    return found.sync(start)
+    found.ours.append(found.sync(start))
+    return found.ours[-1]
 
 
 def test_a_scheduler_without_workers_is_one_line_with_the_remedy(local, caplog):
@@ -57,8 +61,10 @@ def test_a_scheduler_without_workers_is_one_line_with_the_remedy(local, caplog):
 def test_a_worker_that_comes_late_is_waited_for(local):
     found, engine = local
     engine._patience = 60.0
-    threading.Timer(0.3, worker_of, (found,)).start()
+    coming = threading.Timer(0.3, worker_of, (found,))
+    coming.start()
     assert dict(engine.run(power, (2,), TASKS)) == {f"task {i}": 2**i for i in range(4)}
+    coming.join()
 
 
 @pytest.mark.parametrize(("version", "has"), [(None, "none"), ("0.0.1", "0.0.1")])
