@@ -3,6 +3,9 @@
 # make test:  run the tests           make test-all: with the slow ones
 # make test-oldest: the tests on the oldest versions that setup.cfg allows, with PYTHON=python3.10
 #             to 3.12; where pip finds torch for CUDA alone, it fetches 3 GB
+# make test-newest: the tests on the newest versions that pip finds, likewise; in both, what is
+#             deprecated is an error where this project's modules use it
+# make types: what type checkers say of a user's program (installs mypy)
 # make test-models: the optimizers on models of transformers, timm, x-transformers, Lightning and
 #             accelerate, which it installs; models are built from configs, nothing is downloaded
 # make test-card: the kernels for a CUDA card in Triton's interpreter, without a card; it installs
@@ -21,7 +24,8 @@ BIN := .venv/bin
 # computed once.
 PARALLEL := -q -n auto --dist loadfile
 
-.PHONY: sweep report test test-all test-oldest test-models test-card stress bench gpu docs lint clean
+.PHONY: sweep report test test-all test-oldest test-newest types test-models test-card stress bench \
+	gpu docs lint clean
 
 sweep: .venv/installed
 	$(BIN)/ipslimit sweep --out results/sweep
@@ -35,8 +39,12 @@ test: .venv/installed
 test-all: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
-test-oldest: .venv-oldest/installed
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL)
+test-oldest test-newest: test-%: .venv-%/installed
+	DEPRECATED=error OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest $(PARALLEL)
+
+types: .venv/installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[types]"
+	$(BIN)/python -m pytest -q -m slow tests/test_installed.py -k typed
 
 test-models: .venv/installed
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[models]"
@@ -71,12 +79,12 @@ lint: .venv/installed
 
 .venv/installed: constraints.txt
 .venv-oldest/installed: constraints-oldest.txt
-.venv/installed .venv-oldest/installed: setup.cfg pyproject.toml
+.venv/installed .venv-oldest/installed .venv-newest/installed: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("ipslimit needs Python >= 3.10; set PYTHON=python3.12, say" \
 		if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q -c $(filter constraints%,$^) -e ".[dev,text]"
+	$(@D)/bin/python -m pip install -q $(addprefix -c ,$(filter constraints%,$^)) -e ".[dev,text]"
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-oldest results site
+	rm -rf .venv .venv-oldest .venv-newest results site

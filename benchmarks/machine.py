@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from ipslimit.resources import processors
+
 from .timing import interleave
 
 PACKAGES = (
@@ -36,9 +38,7 @@ def describe() -> dict:
             versions[name] = "not installed"
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": processors(),
         "threads": torch.get_num_threads(),
         "vector": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),

@@ -8,7 +8,9 @@ import dataclasses
 import functools
 import importlib
 import io
+import itertools
 import operator
+import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Annotated, NoReturn
 
 from ipslimit import __version__
 
-from . import signals
+from . import signals, streams
 
 # Where the class of a command is. Only the chosen one is imported: torch alone takes a second.
 COMMANDS = {
@@ -34,9 +36,15 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted."""
-    with signals.handled(signals.leave):
-        _main(sys.argv[1:] if arguments is None else arguments)
+    """Entry point. Exit status 2 for bad input, in one line; 130 when interrupted; 141 unread."""
+    with signals.handled(signals.leave), streams.guarded():
+        try:
+            try:
+                _main(sys.argv[1:] if arguments is None else arguments)
+            finally:
+                sys.stdout.flush()
+        except streams.CannotPrint as error:
+            _leave(2, error)
 
 
 def _main(arguments: list[str]) -> None:
@@ -45,8 +53,11 @@ def _main(arguments: list[str]) -> None:
         return
     command = _parsed(arguments)
     # after the parser, which needs no torch for a list of commands
+    import torch
+
     from ipslimit.checks import NoRoom
     from ipslimit.cpu.dispatch import wanted_path
+    from ipslimit.resources import processors
 
     from .engines import EngineFailed
     from .settings import StudyError
@@ -57,6 +68,8 @@ def _main(arguments: list[str]) -> None:
         command.check()
     except (ValueError, TypeError) as error:
         _leave(2, error)
+    if "OMP_NUM_THREADS" not in os.environ:  # torch counts cores, and knows no quotas
+        torch.set_num_threads(min(torch.get_num_threads(), processors()))
     try:
         with signals.handled(signals.interrupt), signals.not_lost():
             command.run()
@@ -99,9 +112,16 @@ def _parsed(arguments: list[str]):
     needed = [word for word in arguments if word in COMMANDS][:1]
     if any(word.startswith("--tyro-") for word in arguments):  # a shell's completion: of all
         needed = COMMANDS
+    if "--out=" in arguments or ("--out", "") in itertools.pairwise(arguments):
+        # as of a shell's variable that is not set; a path it would be, of the folder one is in
+        _leave(2, "out must name a folder; got ''. Write --out . for the folder you are in.")
     commands = {name: (command_class if name in needed else _stand_in)(name) for name in COMMANDS}
     written = io.StringIO()
     try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            from ipslimit.checks import require_choice  # with torch
+
+            require_choice("command", arguments[0], tuple(COMMANDS))
         if "study" in needed:  # perhaps one of the user's own
             commands["study"] = importlib.import_module(
                 ".studies.command", __package__
@@ -121,7 +141,7 @@ def _parsed(arguments: list[str]):
     except ValueError as error:
         _leave(2, error)
     except SystemExit as leaving:
-        if not leaving.code:
+        if leaving.code in (None, 0, streams.UNREAD):
             raise
         _leave(2, _in_one_line(written.getvalue()))
 

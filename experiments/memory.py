@@ -8,9 +8,9 @@ import torch
 
 from ipslimit import Units
 from ipslimit.devices import memory_name
+from ipslimit.resources import processors
 from ipslimit.solvers.limit_memory import free_bytes, limit_bytes
 
-from .engines import processors
 from .settings import DTYPES, Setting, StudyError, SweepSetting
 
 GIB = 2**30

@@ -56,7 +56,7 @@ def provenance(device: object = "auto") -> dict:
 def _processor() -> str:
     """The model where Linux tells it: platform.processor() knows at most the instruction set."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -45,9 +46,12 @@ def prepare_folder(path: str | os.PathLike, writable: bool = True) -> Path:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
+        places = (place for place in (folder, *folder.parents) if os.path.lexists(place))
+        file = next((place for place in places if not os.path.isdir(place)), None)
+        reason = error.strerror or error if file is None else f"{file} is a file"
         raise ValueError(
-            f"out must be a folder that can be written; got {str(folder)!r} "
-            f"({error.strerror or error}). Choose another folder with --out."
+            f"out must be a folder that can be written; got {str(folder)!r} ({reason}). Choose "
+            "another folder with --out."
         ) from None
     return folder
 
@@ -56,18 +60,18 @@ def prepare_folder(path: str | os.PathLike, writable: bool = True) -> Path:
 def replacing(path: Path, mode: str = "w") -> Iterator:
     """Open a temporary file beside `path` and rename it to `path` once it is safely on disk."""
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        # not by mkstemp, whose files are private: who may read this one is the user's umask to say
+        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}")
         try:
             text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
-            with os.fdopen(handle, mode, **text) as file:
+            with open(unfinished, mode.replace("w", "x"), **text) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)  # mkstemp makes files private
-            os.replace(name, path)
+            os.replace(unfinished, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                unfinished.unlink()
             raise
     except OSError as error:
         cannot_write(path, error)
@@ -75,9 +79,13 @@ def replacing(path: Path, mode: str = "w") -> Iterator:
 
 def cannot_write(path: Path, error: OSError) -> NoReturn:
     """Raise CannotWrite for a path and what the system says of it."""
+    reason, remedy = error.strerror or error, "Free space"
+    if isinstance(error, IsADirectoryError):
+        path, remedy = error.filename2 or error.filename or path, "Move it away"
+        reason = "there is a folder of that name"
     raise CannotWrite(
-        f"{path} cannot be written ({error.strerror or error}); what is finished is kept. Free "
-        "space or choose another --out, and run the same command again to resume."
+        f"{path} cannot be written ({reason}); what is finished is kept. {remedy} or choose "
+        "another --out, and run the same command again to resume."
     ) from error
 
 

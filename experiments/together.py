@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from filelock import FileLock
+from filelock import Timeout
 
+from .locks import lock_at
 from .store import DamagedFile, cannot_write, read_content, replacing
 
 # No result comes near: larger files are not read.
@@ -52,12 +54,13 @@ def write_together(folder: Path, name: str) -> Iterator[Path]:
     try:
         with contextlib.ExitStack() as stack:
             work.mkdir(exist_ok=True)
-            with contextlib.suppress(OSError, NotImplementedError):  # some disks know no locks
-                lock = FileLock(work / "lock")
-                lock.acquire(timeout=PATIENCE)
-                stack.callback(lock.release)
-                for left in work.glob("new-*"):  # by a run that was killed
-                    shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(Timeout):
+                lock = lock_at(work / "lock")
+                if lock is not None:
+                    lock.acquire(timeout=PATIENCE)
+                    stack.callback(lock.release)
+                    for left in work.glob("new-*"):  # by a run that was killed
+                        shutil.rmtree(left, ignore_errors=True)
             staged = Path(tempfile.mkdtemp(prefix="new-", dir=work))
             stack.callback(shutil.rmtree, staged, ignore_errors=True)
             yield staged
@@ -75,7 +78,7 @@ def _take_the_place(folder: Path, name: str, staged: Path, files: list[str]) -> 
     last = f"{name}.sha256"
     for file in (*files, last):
         if (folder / file).is_dir():
-            raise IsADirectoryError(f"{folder / file} is a folder")
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(folder / file))
     # what there was, and what there will be: a later run finds it here if this one is killed
     journal = folder / f".{name}" / "journal"
     sums = [path.read_bytes() for path in (journal, folder / last) if path.is_file()]

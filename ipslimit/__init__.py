@@ -1,7 +1,9 @@
 """Interacting-particle transformers, their optimizer rules, and how fast they reach the limit."""
 
+import ast as _ast
 import importlib as _importlib
 import os as _os
+import pkgutil as _pkgutil
 
 # Matrix products must not round differently with the batch or the place in memory, or a seed's
 # numbers would depend on its batch mates. MKL reads this before its first product in a process.
@@ -10,46 +12,26 @@ _os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 from ._version import __version__
 
-# Module -> its names that are this package's too. They are imported on first use: torch takes a
-# second, and `ipslimit --help` needs none.
-_NAMES = {
-    "measure.errors": "bias_table error_table quadrature_table",
-    "measure.rates": "fit_rates",
-    "model.attention": "attention_field attention_vjp",
-    "model.blocks": "Block",
-    "model.depth_law": "AlongDepth",
-    "model.heads": "Heads",
-    "model.laws": "Atoms Law SampledLaw TruncatedNormal XavierUniform",
-    "model.particles": "train_particles",
-    "model.perceptron_laws": "TruncatedNormalPerceptrons XavierPerceptrons",
-    "model.perceptrons": "Perceptrons",
-    "model.problem": "Problem",
-    "model.rules": (
-        "SGD AdamW BlockAdamW Clip ElementwiseRule GaugeAdamW LearningRate Lion Muon Rebalance "
-        "Rule SBOAdamW by_depth warmup_cosine"
-    ),
-    "model.runs": "ParticleRun",
-    "model.token_laws": "BallTokens GaussianTokens TokenLaw",
-    "model.token_problem": "TokenProblem",
-    "model.units": "Units",
-    "torchmodels.probe": "BoundaryProbe",
+# Name -> the module that has it ("" for a room of the package itself), as the stub beside this file
+# tells type checkers. They are imported on first use: torch takes a second, and `ipslimit --help`
+# needs none.
+_HOMES = {
+    alias.name: line.module or ""
+    for line in _ast.parse(_pkgutil.get_data(__name__, "__init__.pyi") or b"").body
+    if isinstance(line, _ast.ImportFrom) and line.module != "_version"
+    for alias in line.names
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-# Rooms of the package, which need not be imported by themselves.
-_ROOMS = "checks compilation cpu measure model nn optim torchmodels".split()
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *sorted(name for name, home in _HOMES.items() if home)]
 
 
 def __getattr__(name: str):
-    if name in _HOMES:
-        value = getattr(_importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    elif name in _ROOMS:
-        value = _importlib.import_module(f".{name}", __name__)
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, value)
+    home = _HOMES[name]
+    module = _importlib.import_module(f".{home or name}", __name__)
+    return globals().setdefault(name, getattr(module, name) if home else module)
 
 
 def __dir__():
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*globals(), *_HOMES})

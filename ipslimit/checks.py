@@ -200,7 +200,7 @@ def require_room(names: str, numbers: int, dtype: torch.dtype, device: object = 
     device : torch.device, by default this machine itself
     """
     total, size = total_bytes(device), numbers * dtype.itemsize
-    if total is not None and size > total:
+    if size > total:
         raise NoRoom(
             f"{names} must fit into {memory_name(device)}, {total / 2**30:.3g} GiB; got sizes "
             f"that need {size / 2**30:.3g}. Choose smaller ones."

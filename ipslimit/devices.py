@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
 
 import torch
 
+from .resources import total_memory
 
-def total_bytes(device: object = "cpu") -> int | None:
-    """All the memory of a card, or of this machine where `device` is none; None if not told."""
+
+def total_bytes(device: object = "cpu") -> int:
+    """All the memory of a card, or of this machine where `device` is none."""
     device = torch.device(device)
     if device.type == "cuda":
         return total_of_card(device)
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not told here
-        return None
+    return total_memory()
 
 
 def memory_name(device: object = "cpu") -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
 from ipslimit.checks import shown
+
+# What a depth, or several, may be given as.
+Depths = float | Sequence[float] | torch.Tensor
 
 
 class Near(NamedTuple):
@@ -163,7 +166,7 @@ def integrate(grid: DepthGrid, slopes: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def require_depths(name: str, value, increasing: bool = False) -> torch.Tensor:
+def require_depths(name: str, value: Depths, increasing: bool = False) -> torch.Tensor:
     """Depths as float64 on the CPU: () for a number, (S,) for a sequence.
 
     Raises

@@ -1,15 +1,13 @@
-"""How much memory is free, and how much the limit of a sampled law takes."""
+"""How much memory the limit of a sampled law takes, and what may be planned with."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import torch
 
 from ipslimit import Rule, Units
 from ipslimit.model.branch import begun
 from ipslimit.model.training_problem import TrainingProblem
+from ipslimit.resources import available_memory
 
 # Of the memory that is free, what may be planned with.
 SHARE = 0.8
@@ -18,30 +16,10 @@ SHARE = 0.8
 UPDATE_COPIES = 12
 
 
-def available() -> int:
-    """Bytes that this machine, or the control group of this process, has left."""
-    left = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):  # with what the system would give back
-            left = [1024 * int(line.split()[1])]
-    group = Path("/sys/fs/cgroup")
-    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        left.append(int(limit) - int(used))
-    return max(0, min(left))
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def free_bytes(device: torch.device) -> int:
     """What may be planned with of the memory that is free on a device."""
     if device.type != "cuda":
-        return int(SHARE * available())
+        return int(SHARE * available_memory())
     # what torch keeps of the card's memory and does not use is free, too
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(SHARE * (torch.cuda.mem_get_info(device)[0] + kept))

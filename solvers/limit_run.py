@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +14,12 @@ from ipslimit.model.predictions import require_token_problem
 from ipslimit.model.run_state import Kept
 from ipslimit.model.training_problem import TrainingProblem
 
-from .grid import Trajectory, between_nodes, require_depths
+from .grid import Depths, Trajectory, between_nodes, require_depths
 from .limit_flow import Carried
 from .limit_frame import limit_frame
 from .on_grid import GridSolution
 from .quadrature import Gaps
-from .refinement import errors_along, errors_of_heads
+from .refinement import Refinement, errors_along, errors_of_heads
 from .scheme import System
 
 if TYPE_CHECKING:
@@ -90,7 +91,15 @@ class LimitRun(Kept):
         scrambling and this one, divided by sqrt(2), so that each is one scrambling's error.
     """
 
-    def __init__(self, fine: GridSolution, coarse: GridSolution, status, reason, history, cost):
+    def __init__(
+        self,
+        fine: GridSolution,
+        coarse: GridSolution,
+        status: str,
+        reason: str,
+        history: list[Refinement],
+        cost: Mapping[str, int],
+    ) -> None:
         self._solution, self._coarse = fine, coarse
         self.status, self._reason = status, reason
         # the pair of grids that the answer is from; their sizes grow along the history
@@ -148,24 +157,30 @@ class LimitRun(Kept):
         """Recorded training steps."""
         return tuple(self._solution.x)
 
-    def x(self, k: int, s) -> torch.Tensor:
+    def x(self, k: int, s: Depths) -> torch.Tensor:
         """Hidden states X at step k and depth s: (B, N, d), or (S, B, N, d) for s of shape (S,)."""
         return self._evaluate(self._solution.x, k, s)
 
-    def p(self, k: int, s) -> torch.Tensor:
+    def p(self, k: int, s: Depths) -> torch.Tensor:
         """Costates P, scaled by N; shapes as `x`."""
         return self._evaluate(self._solution.p, k, s)
 
-    def probe_x(self, k: int, s) -> torch.Tensor:
+    def probe_x(self, k: int, s: Depths) -> torch.Tensor:
         """X on the probe contexts."""
         return self._evaluate(self._solution.probe_x, k, s)
 
-    def probe_p(self, k: int, s) -> torch.Tensor:
+    def probe_p(self, k: int, s: Depths) -> torch.Tensor:
         """P on the probe contexts."""
         return self._evaluate(self._solution.probe_p, k, s)
 
     def flow(
-        self, k: int, s, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+        self,
+        k: int,
+        s: Depths,
+        points: torch.Tensor,
+        position: int | None = None,
+        *,
+        probe: bool = False,
     ) -> torch.Tensor:
         """X_s(y), the flow map: where the limit carries points that are no tokens.
 
@@ -199,13 +214,25 @@ class LimitRun(Kept):
         return _at(self._carry(k, points, position, probe).fine.x, s)
 
     def flow_p(
-        self, k: int, s, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+        self,
+        k: int,
+        s: Depths,
+        points: torch.Tensor,
+        position: int | None = None,
+        *,
+        probe: bool = False,
     ) -> torch.Tensor:
         """The costate P_s along `flow`, see `ParticleRun.flow_p`; arguments and shapes as there."""
         return _at(self._carry(k, points, position, probe).fine.p, s)
 
     def flow_jacobian(
-        self, k: int, s, points: torch.Tensor, position: int | None = None, *, probe: bool = False
+        self,
+        k: int,
+        s: Depths,
+        points: torch.Tensor,
+        position: int | None = None,
+        *,
+        probe: bool = False,
     ) -> torch.Tensor:
         """dX_s/dy of `flow`, (B, n, d, d) or (S, B, n, d, d), with the measure held fixed."""
         return _at(self._carry(k, points, position, probe).fine.jacobian, s)
@@ -227,7 +254,7 @@ class LimitRun(Kept):
         carried = self._carry(k, points, position, probe)
         return carried.error(variable, self._pair.sharpening)
 
-    def units(self, k: int, s) -> dict[str, Units]:
+    def units(self, k: int, s: Depths) -> dict[str, Units]:
         """Units Theta^k(s) of every family, one per atom of its law.
 
         With leading dimension (S,) for s of shape (S,). Between nodes they are interpolated to
@@ -274,7 +301,7 @@ class LimitRun(Kept):
         )
         return ends.logits(x.edges[-1])
 
-    def heads(self, k: int, s) -> Units:
+    def heads(self, k: int, s: Depths) -> Units:
         """Heads Theta^k(s) of a law of heads alone (or of other units); see `units`."""
         found = self.units(k, s)
         if len(found) > 1:
@@ -284,7 +311,7 @@ class LimitRun(Kept):
             )
         return next(iter(found.values()))
 
-    def error_at(self, variable: str, k: int, s) -> torch.Tensor:
+    def error_at(self, variable: str, k: int, s: Depths) -> torch.Tensor:
         """Estimated largest error at depth s: () or (S,).
 
         `variable` is "x", "p", "probe_x" or "probe_p", of the largest error over contexts, tokens
@@ -317,7 +344,7 @@ class LimitRun(Kept):
             ).clamp(max=self.error)
         return errors if s.ndim else errors[0]
 
-    def to_frame(self, what: str = "loss", s=None) -> DataFrame:
+    def to_frame(self, what: str = "loss", s: Depths | None = None) -> DataFrame:
         """The limit as a tidy pandas DataFrame.
 
         Parameters
@@ -351,7 +378,7 @@ class LimitRun(Kept):
 
         return restored(state, problem, rule)
 
-    def _evaluate(self, recorded: dict[int, Trajectory], k: int, s) -> torch.Tensor:
+    def _evaluate(self, recorded: dict[int, Trajectory], k: int, s: Depths) -> torch.Tensor:
         return _at(self._recorded(recorded, k), s)
 
     def _carry(self, k: int, points, position, probe) -> Carried:

@@ -12,6 +12,7 @@ from ipslimit.measure.parameters import theta_names
 from ipslimit.model.problem_identity import require_same_problem
 from ipslimit.model.rules.identity import require_same_rule
 
+from .grid import Depths
 from .limit_run import LimitRun
 
 # In what the limits may differ: their tokens are other nodes of one law.
@@ -20,7 +21,11 @@ DEPTHS = 9
 
 
 def token_quadrature_error(
-    limits: Sequence[LimitRun], k: int, points, s=None, position: int | None = None
+    limits: Sequence[LimitRun],
+    k: int,
+    points: torch.Tensor,
+    s: Depths | None = None,
+    position: int | None = None,
 ) -> dict[str, float]:
     """Errors of a limit over nodes of a law of tokens, by solving it over other nodes.
 
@@ -81,7 +86,7 @@ def token_quadrature_error(
 
 
 def law_values(
-    limit: LimitRun, k: int, points, s: torch.Tensor, position: int | None = None
+    limit: LimitRun, k: int, points: torch.Tensor, s: torch.Tensor, position: int | None = None
 ) -> dict[str, torch.Tensor]:
     """What the law of tokens decides at step k: flow and costate (S, B, n, d), units, loss.
 

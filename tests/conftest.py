@@ -1,5 +1,6 @@
 """Settings shared by all tests."""
 
+import os
 import sys
 
 import pytest
@@ -19,6 +20,11 @@ def pytest_configure(config):
     """Values that are drawn by anything but hypothesis would not be the same on every run."""
     strict = "error::hypothesis.errors.HypothesisDeprecationWarning"
     config.addinivalue_line("filterwarnings", strict)
+    # make test-oldest, make test-newest: what is deprecated is not to be used here; others may
+    if action := os.environ.get("DEPRECATED"):
+        for kind in ("DeprecationWarning", "PendingDeprecationWarning"):
+            for module in ("ipslimit", "test_"):
+                config.addinivalue_line("filterwarnings", f"{action}::{kind}:{module}")
 
 
 def pytest_runtest_setup(item):

@@ -77,6 +77,29 @@ def test_the_version_is_the_packages(capsys):
     assert "--version" in printed_by(["--help"], capsys)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["swep"], "command must be one of sweep, compare, check, study, report, boundary,"),
+        (["study", "rate"], "study must be one of rates, uniform, flow, tokens, dimension, steps"),
+        (["sweep", "--out", ""], "out must name a folder; got ''. Write --out . for the folder"),
+        (["sweep", "--out="], "out must name a folder; got ''"),
+    ],
+)
+def test_a_wrong_word_is_one_line_that_tells_the_right_ones(line, said, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    printed = capsys.readouterr()
+    assert left.value.code == 2 and printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith(f"ipslimit: {said}")
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "ipslimit", "--version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"ipslimit {ipslimit.__version__}\n"
+
+
 def test_a_shells_completion_knows_the_options_of_every_command(capsys):
     script = printed_by(["--tyro-print-completion", "bash"], capsys)
     assert all(option in script for option in ("--depths", "--against", "--beta2", "--methods"))

@@ -17,12 +17,12 @@ from ipslimit.experiments.engines import (
     choose_engine,
     compute,
     local,
-    processors,
 )
 from ipslimit.experiments.frame import own
 from ipslimit.experiments.frame.runner import alone
 from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.experiments.sweep import Sweep, run_sweeps
+from ipslimit.resources import processors
 
 SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=0, atoms=4, steps=2, eps=0.1),

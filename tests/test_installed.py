@@ -2,15 +2,19 @@
 
 import ast
 import configparser
+import inspect
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import ipslimit
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,6 +80,8 @@ def test_imports_run_one_way():
     for room, others in forbidden.items():
         prefix = room if room == "ipslimit" else f"ipslimit.{room}"
         for path in (ROOT / room).rglob("*.py"):
+            if path.name == "__main__.py":  # the command itself, which nothing imports
+                continue
             package = [prefix, *path.relative_to(ROOT / room).parent.parts]
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -98,16 +104,39 @@ print(limit.status, solvers.whose, ipslimit.__file__)
 """
 
 
+# What a checkout has and its source distribution has not.
+LEFT_OUT = {".gitignore", ".ci/run"}
+
+
+def checked_out():
+    """Every file of the checkout that belongs to it, relative to its folder."""
+    command = "git ls-files --cached --others --exclude-standard".split()
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs git and a checkout: an unpacked distribution has other files as well")
+    return {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
+
+
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """A folder with this project's wheel, and one of another project's `solvers`."""
-    folder, sources = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("sources")
-    for name in ("ipslimit", "solvers", "experiments"):
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, sources)
+def distributed(tmp_path_factory):
+    """The source distribution of this checkout."""
+    folder, sources = tmp_path_factory.mktemp("sdist"), tmp_path_factory.mktemp("sources")
+    for name in checked_out():
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, sources / name)
+    build = f"import setuptools.build_meta as b; b.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=sources, capture_output=True, check=True)
+    (found,) = folder.glob("ipslimit-*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheels(distributed, tmp_path_factory):
+    """A folder with the wheel built of that, and one of another project's `solvers`."""
+    folder = tmp_path_factory.mktemp("wheels")
     build = "pip wheel -q --no-deps --no-build-isolation --no-index -w".split()
-    subprocess.run([sys.executable, "-m", *build, folder, sources], check=True)
+    subprocess.run([sys.executable, "-m", *build, folder, distributed], check=True)
     about = "solvers-9.0.dist-info"
     with zipfile.ZipFile(folder / "solvers-9.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("solvers/__init__.py", "whose = 'of another wheel'\n")
@@ -174,3 +203,80 @@ def test_a_wheel_works_beside_a_folder_and_beside_a_wheel_of_the_same_names(whee
     subprocess.run([*user.pip, "uninstall", "-q", "-y", "solvers"], check=True)
     (folder / "solvers.py").write_text("whose = 'my own again'\n")
     works("my own again")
+
+
+@pytest.mark.slow
+def test_a_source_distribution_has_all_that_a_checkout_has(distributed):
+    """Documentation, notebooks, tests with what builds for them, benchmarks, versions, Makefile."""
+    with tarfile.open(distributed) as archive:
+        names = [member.name for member in archive.getmembers() if member.isfile()]
+    packed = {name.partition("/")[2] for name in names}
+    assert checked_out() - packed == LEFT_OUT
+    added = packed - checked_out() - {"PKG-INFO"}
+    assert all(name.startswith("ipslimit.egg-info/") for name in added), added
+
+
+TYPED = """
+import torch
+
+import ipslimit
+from ipslimit import SGD, AdamW, Atoms, Block, Heads, ParticleRun, Problem, Rule, XavierUniform
+from ipslimit import Clip, TruncatedNormalPerceptrons, Units, fit_rates, train_particles
+from ipslimit.nn import CenteredLinear, center_linears
+from ipslimit.optim import SAGGS, SBOAdamW, find_pairs, verify_pairs
+from ipslimit.solvers import LimitRun, solve_limit
+
+law = Atoms(Heads(*(0.1 * torch.ones(1, 2, 2) for _ in range(4))))
+problem = Problem(contexts=torch.ones(1, 2, 2), targets=torch.zeros(1, 2), law=law)
+rule: Rule = Clip(AdamW(lr=0.1), 1.0)
+limit: LimitRun = solve_limit(problem, SGD(lr=0.1), steps=1, tol=1e-3)
+x: torch.Tensor = limit.x(1, [0.0, 0.5])
+run: ParticleRun = train_particles(problem, rule, depth=4, heads=8, steps=3, seeds=2)
+states: dict[int, torch.Tensor] = run.x
+moved: Units = law.heads.map(torch.neg).to(torch.float64)
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+optimizer = SAGGS(SBOAdamW(model, lr=1e-3), find_pairs(model))
+error: float = verify_pairs(model, find_pairs(model), torch.ones(1, 2))
+layer = CenteredLinear(2, 2, dtype=torch.float64)
+version: str = ipslimit.__version__
+wrong: int = version
+"""
+
+
+@pytest.mark.slow
+def test_a_users_program_is_typed(wheels, tmp_path):
+    """Strictly: no call of what is not annotated, and what is wrong is seen."""
+    pytest.importorskip("mypy", reason="needs mypy: make types")
+    user = Installed(tmp_path / "venv")
+    user.install(next(wheels.glob("ipslimit-*.whl")))
+    user.borrow()
+    (tmp_path / "script.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable"]
+    command += [user.bin / "python", "script.py"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = TYPED.splitlines()
+    found = [line for line in told.stdout.splitlines() if ": error: " in line]
+    assert len(found) == 1 and found[0].startswith(f"script.py:{len(lines)}: error: "), told.stdout
+
+
+def test_what_is_public_says_the_types_of_its_arguments():
+    """Functions, constructors and methods; what a class has of torch is torch's to say."""
+    from ipslimit import nn, optim, solvers
+
+    named = {name: getattr(ipslimit, name) for name in ipslimit.__all__}
+    for room in (nn, optim, solvers):
+        named |= {name: getattr(room, name) for name in room.__all__}
+    bare = []
+    for name, value in named.items():
+        functions = {name: value} if inspect.isfunction(value) else {}
+        if isinstance(value, type):
+            methods = {k: v for k, v in vars(value).items() if inspect.isfunction(v)}
+            functions = {f"{name}.{k}": v for k, v in methods.items() if not k.startswith("_")}
+            if "__init__" in methods:
+                functions[name] = methods["__init__"]
+        for place, function in functions.items():
+            arguments = inspect.signature(function).parameters.values()
+            bare += [
+                f"{place}({a})" for a in arguments if a.annotation is a.empty and a.name != "self"
+            ]
+    assert not bare

@@ -13,7 +13,8 @@ from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.memory import GIB, LEAST_ELEMENTS, cell_bytes, most_nodes, seeds_that_fit
 from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.sweep import Sweep
-from ipslimit.solvers.limit_memory import available, limit_bytes
+from ipslimit.resources import available_memory
+from ipslimit.solvers.limit_memory import limit_bytes
 
 SMALL = SweepSetting(
     Setting(d=3, m=2, tokens=3, contexts=2, probes=2, atoms=4, steps=2, eps=0.1),
@@ -167,4 +168,4 @@ def test_the_limit_takes_no_more_nodes_than_there_is_room_for():
 
 
 def test_memory_that_is_left_is_a_positive_number_of_bytes():
-    assert 10**6 < available() < 10**15
+    assert 10**6 < available_memory() < 10**15

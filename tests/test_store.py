@@ -3,11 +3,13 @@
 import json
 import os
 import pickle
+import stat
 
 import pytest
 from matplotlib.figure import Figure
 
 from ipslimit.experiments.store import (
+    CannotWrite,
     DamagedFile,
     prepare_folder,
     read_cell,
@@ -95,5 +97,33 @@ def test_a_figure_has_the_same_bytes_whenever_it_is_written(tmp_path, monkeypatc
 
 def test_folder_that_cannot_be_written_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"out must be a folder that can be written; got .*file"):
-        prepare_folder(tmp_path / "file" / "below")
+    said = r"out must be a folder that can be written; got .*file.* \(.*/file is a file\)\. Choose"
+    for place in ("file", "file/below"):
+        with pytest.raises(ValueError, match=said):
+            prepare_folder(tmp_path / place)
+
+
+def test_a_folder_in_a_files_place_is_named(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    said = r"a\.json cannot be written \(there is a folder of that name\); .* Move it away or"
+    with pytest.raises(CannotWrite, match=said):
+        write_cell(tmp_path / "a.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions of POSIX")
+def test_who_may_read_a_file_is_the_users_umask_to_say(tmp_path, monkeypatch):
+    """And no disk is asked for more: some refuse chmod."""
+
+    def refused(*_, **__):
+        raise PermissionError("Operation not permitted")
+
+    for name in ("chmod", "fchmod"):
+        monkeypatch.setattr(os, name, refused)
+    for mask, mode in ((0o027, 0o640), (0o077, 0o600), (0o002, 0o664)):
+        before = os.umask(mask)
+        try:
+            write_json(tmp_path / "a.json", {})
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == mode

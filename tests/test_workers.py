@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from ipslimit.experiments.engines.local import OneThread, Processes, processors
+from ipslimit.experiments.engines.local import OneThread, Processes
 
 PARENT = """
 import time
@@ -32,7 +32,6 @@ def test_here_on_one_thread_and_left_as_it_was():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    assert processors() >= 1
 
 
 @pytest.mark.slow

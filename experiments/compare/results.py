@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..frame.film import film_kinds
 from ..frame.kept import plain
 from ..frame.outcome import Outcome, drawing
+from ..frame.style import own_style
 from ..provenance import provenance
 from .animation import FlowFilm
 from .compared import Compared
@@ -30,9 +31,11 @@ def outcome(
     said = [line for comparison in comparisons for line in lines(comparison)]
     films = {}
     if animate:
-        films["flow"] = FlowFilm(comparisons)
+        with own_style():
+            films["flow"] = FlowFilm(comparisons)
+            kinds = film_kinds()
         said.append(films["flow"].words)
-        if "mp4" not in film_kinds():
+        if "mp4" not in kinds:
             said.append(
                 "flow.gif and flow.html; no MP4, for which there is no ffmpeg that writes it"
             )

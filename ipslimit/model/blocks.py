@@ -150,7 +150,7 @@ class Block:
         for law in self.laws.values():
             law.check_nodes(n, seed)
 
-    def whole(self, n: int, seed: int, depths: torch.Tensor, dtype) -> Branch:
+    def whole(self, n: int, seed: int, depths: torch.Tensor, dtype: torch.dtype) -> Branch:
         """The whole law at every depth s of `depths` (S,): a branch with leading dimension (S,)."""
         families = {}
         for name, law in self.laws.items():

@@ -91,7 +91,7 @@ class AlongDepth(Law):
             )
         return units.with_packed(moved.packed.to(units.dtype))
 
-    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
+    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype: torch.dtype) -> Draw:
         return self.law.draw(count, depth, rng, dtype)
 
     def nodes(self, n: int = 1024, seed: int = 0) -> Atoms:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+
 from ..cpu.dispatch import choose
 from . import eager
 from .layout import Layout
@@ -54,7 +56,18 @@ class Heads(Units):
     inputs: ClassVar = {"z": ("m", "v")}  # attention outputs
     noun = "heads"
 
-    def __init__(self, q, k, v, o, weights=None, bq=None, bk=None, bv=None, bo=None):
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        o: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        bq: torch.Tensor | None = None,
+        bk: torch.Tensor | None = None,
+        bv: torch.Tensor | None = None,
+        bo: torch.Tensor | None = None,
+    ) -> None:
         super().__init__(weights, q=q, k=k, v=v, o=o, bq=bq, bk=bk, bv=bv, bo=bo)
 
     def path(self, contexts: int, tokens: int):

@@ -65,7 +65,7 @@ class Law(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
+    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype: torch.dtype) -> Draw:
         """`count` i.i.d. units for each of `depth` layers, of numbers from `rng` alone."""
 
     @abc.abstractmethod
@@ -97,7 +97,7 @@ class Law(abc.ABC):
         """How many units a layer of `count` draws, or nodes, takes in memory."""
         return count
 
-    def drawn(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
+    def drawn(self, count: int, depth: int, rng: np.random.Generator, dtype: torch.dtype) -> Draw:
         """`draw`, with a look at what a law of one's own gives."""
         draw, kept = self.draw(count, depth, rng, dtype), self.stored(count)
         wanted = [(depth, self.layout.size, kept), (depth, kept)]
@@ -110,7 +110,7 @@ class Law(abc.ABC):
             )
         return draw
 
-    def whole(self, n: int, seed: int, dtype) -> Units:
+    def whole(self, n: int, seed: int, dtype: torch.dtype) -> Units:
         """The units of `nodes`, with a look at what a law of one's own gives."""
         nodes = self.nodes(n, seed)
         if not isinstance(nodes, Atoms) or nodes.layout != self.layout:
@@ -204,7 +204,7 @@ class Atoms(Law):
         """The law itself: it needs no quadrature (n and seed are not used)."""
         return self
 
-    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
+    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype: torch.dtype) -> Draw:
         # in float64 on the CPU always: draws must not depend on the run's dtype or device
         weights = self.heads.weights.double().cpu().numpy()
         counts = rng.multinomial(count, weights / weights.sum(), size=depth)
@@ -276,7 +276,7 @@ class SampledLaw(Law):
         entries = self.quantile(u)
         return bool(np.abs(entries + entries[::-1]).max() <= 1e-12 * np.abs(entries).max())
 
-    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype) -> Draw:
+    def draw(self, count: int, depth: int, rng: np.random.Generator, dtype: torch.dtype) -> Draw:
         packed = self._packed(rng.random((depth, self.uniforms, count))).to(dtype)
         return Draw(packed, torch.full((depth, count), 1.0 / count, dtype=dtype))
 

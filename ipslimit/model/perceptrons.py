@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+
 from ..cpu.dispatch import choose_for_perceptrons
 from . import perceptrons_eager
 from .activations import DEFINED
@@ -62,8 +64,15 @@ class Perceptrons(Units):
     noun = "perceptrons"
 
     def __init__(
-        self, w_in, w_out, b_in=None, b_out=None, w_gate=None, weights=None, activation="gelu"
-    ):
+        self,
+        w_in: torch.Tensor,
+        w_out: torch.Tensor,
+        b_in: torch.Tensor | None = None,
+        b_out: torch.Tensor | None = None,
+        w_gate: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        activation: str = "gelu",
+    ) -> None:
         parts = {"w_in": w_in, "w_out": w_out, "w_gate": w_gate, "b_in": b_in, "b_out": b_out}
         super().__init__(weights, {"activation": activation}, **parts)
 

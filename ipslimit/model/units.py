@@ -19,8 +19,8 @@ questions below. `heads.Heads` is the family that has a kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -91,7 +91,7 @@ class Units:
     noun: ClassVar[str] = "units"
     declared: ClassVar[dict[str, str]] = {}
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.declared = {**cls.matrices, **cls.biases}
         reason = undeclared(cls, {*dir(Units), "weights", "packed", "layout"})
@@ -102,7 +102,12 @@ class Units:
                 "ipslimit.Units."
             )
 
-    def __init__(self, weights=None, options=None, **parts):
+    def __init__(
+        self,
+        weights: torch.Tensor | None = None,
+        options: Mapping[str, object] | None = None,
+        **parts: torch.Tensor,
+    ) -> None:
         unknown = [name for name in parts if name not in self.declared]
         if unknown:
             raise TypeError(
@@ -263,7 +268,7 @@ class Units:
         return transforms.vjp(x, self, cotangent, sight, with_units, with_outputs)
 
     @staticmethod
-    def unit_field(x: torch.Tensor, causal: bool, **parts: torch.Tensor):
+    def unit_field(x: torch.Tensor, causal: bool, **parts: torch.Tensor) -> torch.Tensor:
         """f(x; theta) of one unit on one context, (N, d) of x (N, d), given its parts and options.
 
         Of differentiable torch operations. A family with `inputs` returns (f, y, ...) with these,
@@ -308,15 +313,15 @@ class Units:
         """The same weights and layout over other parameters."""
         return self.from_packed(packed, self.weights, self.layout)
 
-    def map(self, function) -> Units:
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Units:
         """Apply one function to `packed` and to `weights` (indexing, casting, copying...)."""
         return self.from_packed(function(self.packed), function(self.weights), self.layout)
 
-    def to(self, *args, **kwargs) -> Units:
+    def to(self, *args: Any, **kwargs: Any) -> Units:
         """As `torch.Tensor.to`."""
         return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
-    def __getitem__(self, index) -> Units:
+    def __getitem__(self, index: Any) -> Units:
         """Index the leading dimensions (seeds, layers, nodes), not the units."""
         if not self.lead:
             raise IndexError(
@@ -361,7 +366,7 @@ class Units:
     def device(self) -> torch.device:
         return self.packed.device
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name in type(self).declared:
             return self.layout.part(self.packed, name)
         if "layout" in vars(self) and name in dict(self.layout.sizes + self.layout.options):

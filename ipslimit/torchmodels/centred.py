@@ -65,7 +65,13 @@ class CenteredLinear(nn.Module):
 
     centred = True  # what `maps` knows it by
 
-    def __init__(self, in_features: int, out_features: int, device=None, dtype=None):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        device: object = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.in_features = require_int("in_features", in_features)
         self.out_features = require_int("out_features", out_features)

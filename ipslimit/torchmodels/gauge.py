@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -129,7 +129,7 @@ class GaugeAdamW(Rehearsed, Optimizer):
 
     @eagerly
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step; `closure`, if given, reevaluates the model and returns the loss."""
         loss = None
         if closure is not None:

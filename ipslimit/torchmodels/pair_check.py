@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,9 @@ from .rescale import power
 
 
 @torch.no_grad()
-def verify_pairs(model: nn.Module, pairs: Iterable, *inputs, scale: float = 4.0, **named) -> float:
+def verify_pairs(
+    model: nn.Module, pairs: Iterable, *inputs: Any, scale: float = 4.0, **named: Any
+) -> float:
     """Show on example inputs that rescaling any one of the pairs leaves the outputs unchanged.
 
     The model is called as model(*inputs, **named) in evaluation mode, once and then three times a

@@ -96,7 +96,7 @@ class BoundaryProbe(Masked):
         keys: Sequence[str] = KEY_NAMES,
         packed: Sequence[str] = (),
         exclude: Sequence[str | nn.Module] = (),
-        process_group=None,
+        process_group: object = None,
     ):
         modules = named_modules(model)
         for wrapping in wrappings(optimizer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ class Recentring(Masked, JoinsMeans):
         optimizer: torch.optim.Optimizer,
         every: int = 1,
         decay: float = 0.99,
-        process_group=None,
+        process_group: object = None,
     ):
         optimizer = require_optimizer(wrapped(optimizer))
         self.every = require_int("every", every)
@@ -194,7 +194,7 @@ class Recentring(Masked, JoinsMeans):
 
 
 @contextlib.contextmanager
-def calibrate_centres(model: nn.Module):
+def calibrate_centres(model: nn.Module) -> Iterator[InputMeans]:
     """Move the centres of `CenteredLinear` layers to the means over forward passes made inside.
 
         with calibrate_centres(model), torch.no_grad():

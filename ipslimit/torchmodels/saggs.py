@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -122,7 +123,7 @@ class SAGGS(Optimizer):
         )
         self.steps = 0
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         # only what SAGGS has not itself; what is private to torch is each optimizer's own
         inner = self.__dict__.get("optimizer")
         if name.startswith("_") or not hasattr(inner, name):
@@ -192,7 +193,7 @@ class SAGGS(Optimizer):
         return self.every is not None and self.steps % self.every == 0
 
     @eagerly
-    def step(self, closure: Callable[[], float] | None = None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Balance if it is due, then one step of the wrapped optimizer."""
         args, kwargs = (self, closure), {}
         for hook in list(self._optimizer_step_pre_hooks.values()):
@@ -216,7 +217,7 @@ class SAGGS(Optimizer):
         """Reset the gradients, as the wrapped optimizer does it."""
         self.optimizer.zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: dict, **options) -> None:
+    def add_param_group(self, param_group: dict, **options: object) -> None:
         """Add to the wrapped optimizer, with its options; pairs stay as they are."""
         self.optimizer.add_param_group(param_group, **options)
         self.steps = self.steps  # in every group

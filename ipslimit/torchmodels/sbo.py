@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -139,7 +139,7 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
         maximize: bool = False,
         foreach: bool | None = None,
         exclude: Sequence[str | nn.Module] = (),
-        process_group=None,
+        process_group: object = None,
     ):
         defaults = {
             "lr": lr,
@@ -196,7 +196,7 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
 
     @eagerly
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step; `closure`, if given, reevaluates the model and returns the loss."""
         loss = None
         if closure is not None:
@@ -238,7 +238,7 @@ class SBOAdamW(Masked, Rehearsed, torch.optim.Optimizer, JoinsMeans):
         self.means.reset()
 
     @contextlib.contextmanager
-    def calibrate(self):
+    def calibrate(self) -> Iterator[None]:
         """Set the stored centres ("ema", "fixed") to the means over forward passes made inside.
 
             with optimizer.calibrate(), torch.no_grad():

@@ -46,7 +46,7 @@ class RateFits:
     refused: list
     settings: dict
 
-    def select(self, **criteria) -> list[RateFit]:
+    def select(self, **criteria: object) -> list[RateFit]:
         """The `RateFit`s whose attributes equal the criteria, as in select(step=0, size="L").
 
         Raises

@@ -14,6 +14,9 @@ import numpy as np
 from ...checks import require_int, require_real, shown
 from .gram import array_of, increasing
 
+# Rows: a mark, a slice, or their numbers; by default those of the displacements.
+Which = str | slice | Sequence[int] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPath:
@@ -71,7 +74,7 @@ class TrainingPath:
         """Rows of the displacements."""
         return slice(0, len(self.steps))
 
-    def rows(self, which: str | slice | Sequence[int] | None = None) -> np.ndarray:
+    def rows(self, which: Which = None) -> np.ndarray:
         """Row numbers of a mark, a slice or a sequence; of the displacements by default.
 
         Raises
@@ -102,7 +105,7 @@ class TrainingPath:
             )
         return rows
 
-    def norms(self, which=None) -> np.ndarray:
+    def norms(self, which: Which = None) -> np.ndarray:
         """Euclidean norms of rows."""
         return np.sqrt(np.maximum(np.diagonal(self.gram)[self.rows(which)], 0.0))
 
@@ -110,7 +113,7 @@ class TrainingPath:
         """Inner products of linear combinations of rows, given by coefficients (..., R)."""
         return np.einsum("...i,ij,...j->...", a, self.gram, b)
 
-    def backbone(self, which=None) -> Backbone:
+    def backbone(self, which: Which = None) -> Backbone:
         """First principal direction of some displacements (all by default); see `Backbone`.
 
         Raises
@@ -209,24 +212,24 @@ class Backbone:
         """<v, w> with another direction of the same trajectory."""
         return float(self.trajectory.inner(self.coefficients, other.coefficients))
 
-    def coordinates(self, which=None) -> np.ndarray:
+    def coordinates(self, which: Which = None) -> np.ndarray:
         """<row, v> of rows (of the displacements by default)."""
         return (self.trajectory.gram @ self.coefficients)[self.trajectory.rows(which)]
 
-    def transverse(self, which=None) -> np.ndarray:
+    def transverse(self, which: Which = None) -> np.ndarray:
         """Norms of what is left of rows without their part along v.
 
         The difference of two squares: below 1e-8 of a row's norm it is rounding.
         """
         return _leg(self.trajectory.norms(which), self.coordinates(which))
 
-    def cosines(self, which=None) -> np.ndarray:
+    def cosines(self, which: Which = None) -> np.ndarray:
         """Cosines of rows with v; NaN for a zero row."""
         norms = self.trajectory.norms(which)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(norms > 0, self.coordinates(which) / norms, np.nan)
 
-    def motion(self, which=None) -> float:
+    def motion(self, which: Which = None) -> float:
         """Part of the squared norm of rows, all together, that lies along v.
 
         Unlike `share` it is not normalised row by row: late, large displacements count most.
@@ -235,7 +238,7 @@ class Backbone:
             np.square(self.coordinates(which)).sum() / np.square(self.trajectory.norms(which)).sum()
         )
 
-    def excursion(self, which, start: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def excursion(self, which: Which, start: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Motion from row `start` (from the origin if None) to rows: along v, and across it.
 
         Returns

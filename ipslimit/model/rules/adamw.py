@@ -113,7 +113,7 @@ class BlockAdamW(AdamW):
         first = torch.zeros_like(heads.packed)
         return {"m": first, "v": self._block_sizes(heads.layout, first)}
 
-    def update(self, heads: Heads, state: State, gradient: Heads, step: int):
+    def update(self, heads: Heads, state: State, gradient: Heads, step: int) -> tuple[Heads, State]:
         g, n = gradient.packed, named(self.numbers(step), heads.packed)
         m = lerp(state["m"], g, n.rate1)
         v = n.beta2 * state["v"] + n.rate2 * self._block_sizes(heads.layout, g)

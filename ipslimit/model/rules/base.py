@@ -68,7 +68,7 @@ class Rule(Identified, abc.ABC):
     # of a class of ours: the names of its options, and all else that it had when it was made
     _made: ClassVar[tuple[set[str], dict[str, object]]]
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith(f"{__package__}."):
             names = {name for base in cls.__mro__ for name in vars(base) if _matters(name)}

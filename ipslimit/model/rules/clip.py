@@ -66,7 +66,7 @@ class Clip(Through):
 
     def update(
         self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None
-    ):
+    ) -> tuple[Heads, State]:
         g = gradient.packed
         largest, square = scaled_norm(g)
         factor = (self.norm / (largest * square.sqrt())).unsqueeze(-2)

@@ -75,7 +75,7 @@ class ElementwiseRule(Rule):
     def init(self, heads: Heads) -> State:
         return {name: torch.zeros_like(heads.packed) for name in self.slots}
 
-    def update(self, heads: Heads, state: State, gradient: Heads, step: int):
+    def update(self, heads: Heads, state: State, gradient: Heads, step: int) -> tuple[Heads, State]:
         old = [state.get(name, 0.0) for name in self.slots]
         n = named(self.numbers(step), heads.packed)
         moved = self.formula(heads.packed, gradient.packed, *old, n)

@@ -75,7 +75,7 @@ class GaugeAdamW(AdamW):
         floor = lr.amax(dim=-2, keepdim=True) if isinstance(lr, torch.Tensor) else lr
         return numbers | {"floor": floor}
 
-    def update(self, heads: Heads, state: State, gradient: Heads, step: int):
+    def update(self, heads: Heads, state: State, gradient: Heads, step: int) -> tuple[Heads, State]:
         n = named(self.numbers(step), heads.packed)
         scale, left_alone = gauge_scale(heads, n.floor)
         m, v = adam_moments(scale * gradient.packed, state["m"], state["v"], n)

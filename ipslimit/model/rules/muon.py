@@ -67,7 +67,7 @@ class Muon(Rule):
     def init(self, heads: Heads) -> State:
         return {"m": torch.zeros_like(heads.packed)}
 
-    def update(self, heads: Heads, state: State, gradient: Heads, step: int):
+    def update(self, heads: Heads, state: State, gradient: Heads, step: int) -> tuple[Heads, State]:
         g = gradient.packed
         m = torch.lerp(state["m"], g, 1.0 - self.momentum)
         u = heads.with_packed(torch.lerp(g, m, self.momentum) if self.nesterov else m)

@@ -82,7 +82,7 @@ class Rebalance(Through):
 
     def update(
         self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None
-    ):
+    ) -> tuple[Heads, State]:
         inner, skipped = self.inner(state), state["skipped"]
         if self.is_due(step):
             layout = heads.layout

@@ -97,7 +97,7 @@ class SBOAdamW(AdamW):
 
     def update(
         self, heads: Heads, state: State, gradient: Heads, step: int, means: torch.Tensor = None
-    ):
+    ) -> tuple[Heads, State]:
         if means is None:
             raise TypeError(
                 f"means must be given to {self!r}; got none. Compute them with "
