@@ -315,7 +315,7 @@ def outcome(
 ) -> Outcome:
     """The result as config.json, results.csv, weak.csv, rates.json and rates.png.
 
-    `device` computed the numbers, `panels` are those of `plots.rates_figure`.
+    `device` computed the numbers, `panels` are those of `rates_figure.PANELS`.
     `SweepSetting.from_dict` gives back what config.json and rates.json hold at "study".
     """
     made = provenance(device) | {"study": study.as_dict()}
@@ -324,7 +324,7 @@ def outcome(
         "rates",
         numbers,
         summary,
-        {"rates": drawing(f"{__package__}.plots", "rates_figure", result, study, panels)},
+        {"rates": drawing(f"{__package__}.rates_figure", "rates_figure", result, study, panels)},
         {"config": made, "rates": numbers},
         {
             "results": ([_whole_heads(row) for row in result.rows], COLUMNS),

@@ -9,7 +9,7 @@ from ipslimit.checks import require_choice
 
 from .frame.command import Command
 from .frame.outcome import Outcome
-from .plots import PANELS
+from .rates_figure import PANELS
 from .settings import Flat, Sizes, SweepSetting
 from .summary import summary
 from .sweep import Sweep, outcome

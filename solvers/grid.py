@@ -135,6 +135,12 @@ class Trajectory:
         values = torch.einsum("is,is...->s...", value, self.points[stencil])
         return values + torch.einsum("is,is...->s...", slope, self.slopes[stencil])
 
+    def at(self, s: Depths) -> torch.Tensor:
+        """Values at a depth, or at a sequence of depths, that a user gives."""
+        s = require_depths("s", s)
+        values = self(s.reshape(-1))
+        return values if s.ndim else values[0]
+
     @cached_property
     def values(self) -> torch.Tensor:
         """Values at all nodes, (nodes, B, N, d)."""

@@ -21,7 +21,7 @@ from ipslimit.model.company import Company, company_of
 from ipslimit.model.flow import flow_batch, jacobians
 from ipslimit.model.training_problem import TrainingProblem
 
-from .grid import DepthGrid, Trajectory
+from .grid import DepthGrid, Depths, Trajectory
 from .march import Sequence
 from .on_grid import GridSolution
 from .refinement import errors_along
@@ -165,3 +165,98 @@ def _linear(scheme: Sequence, grid: DepthGrid, a: torch.Tensor) -> Trajectory:
     """J of dJ/ds = a J from J(0) = 1, where a (nodes, ..., d, d) is given at the nodes."""
     one = torch.eye(a.shape[-1]).to(a).expand(a.shape[1:])
     return scheme.solve(grid, one, lambda j, node, final: a[node] @ j)
+
+
+class Flows:
+    """What a limit says of points that are no tokens: the part of `LimitRun` with `Carried`."""
+
+    _carried: Carried | None = None
+
+    def flow(
+        self,
+        k: int,
+        s: Depths,
+        points: torch.Tensor,
+        position: int | None = None,
+        *,
+        probe: bool = False,
+    ) -> torch.Tensor:
+        """X_s(y), the flow map: where the limit carries points that are no tokens.
+
+        A point is moved by the measure over the tokens of a context, and moves nobody.
+
+        Parameters
+        ----------
+        k : int
+        s : depth, or sequence of depths (S,)
+        points : tensor (n, d), or (B, n, d) of every context its own
+        position : int, optional
+            Under a mask, of the points: they see tokens of positions up to it. By default that of
+            the last token. Without a mask it changes nothing.
+        probe : bool
+            Take the probe contexts, and not those of batch k.
+
+        Returns
+        -------
+        tensor, shape (B, n, d), or (S, B, n, d)
+            On the grid of the answer. At a token's own place and position it is the token's X.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other arguments, steps that are not recorded, and units of a user's that mix tokens.
+
+        Notes
+        -----
+        The points that were asked for last are kept, so that other depths of theirs cost nothing.
+        """
+        return self._carry(k, points, position, probe).fine.x.at(s)
+
+    def flow_p(
+        self,
+        k: int,
+        s: Depths,
+        points: torch.Tensor,
+        position: int | None = None,
+        *,
+        probe: bool = False,
+    ) -> torch.Tensor:
+        """The costate P_s along `flow`, see `ParticleRun.flow_p`; arguments and shapes as there."""
+        return self._carry(k, points, position, probe).fine.p.at(s)
+
+    def flow_jacobian(
+        self,
+        k: int,
+        s: Depths,
+        points: torch.Tensor,
+        position: int | None = None,
+        *,
+        probe: bool = False,
+    ) -> torch.Tensor:
+        """dX_s/dy of `flow`, (B, n, d, d) or (S, B, n, d, d), with the measure held fixed."""
+        return self._carry(k, points, position, probe).fine.jacobian.at(s)
+
+    def flow_error(
+        self,
+        k: int,
+        points: torch.Tensor,
+        variable: str = "x",
+        position: int | None = None,
+        *,
+        probe: bool = False,
+    ) -> float:
+        """Estimated largest error in depth of any component of `flow` ("x") or `flow_p` ("p").
+
+        From the pair of grids of the answer, as that of tokens in `error_at`, and like that it says
+        nothing of the quadrature of sampled laws.
+        """
+        carried = self._carry(k, points, position, probe)
+        return carried.error(variable, self._pair.sharpening)
+
+    def _carry(self, k: int, points, position, probe) -> Carried:
+        """The points of these arguments: those that were carried last, or others."""
+        self._recorded(self._solution.x, k)  # refuses other steps
+        if self._carried is None or not self._carried.is_of(k, points, position, probe):
+            solutions = self._coarse, self._solution
+            self._carried = Carried(self.problem, solutions, k, points, position, probe)
+        return self._carried

@@ -15,7 +15,7 @@ from ipslimit.model.run_state import Kept
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import Depths, Trajectory, between_nodes, require_depths
-from .limit_flow import Carried
+from .limit_flow import Flows
 from .limit_frame import limit_frame
 from .on_grid import GridSolution
 from .quadrature import Gaps
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VARIABLES = ("x", "p", "probe_x", "probe_p")
 
 
-class LimitRun(Kept):
+class LimitRun(Flows, Kept):
     """The limit's trajectories, as functions of the training step k and the depth s.
 
     Attributes
@@ -109,7 +109,6 @@ class LimitRun(Kept):
         self.rule = ""
         self.of: dict[str, str] = {}
         self.problem: TrainingProblem | None = None
-        self._carried: Carried | None = None
         self.nodes = self.nodes_seed = 0
         self.unit_numbers: dict[str, int] = {}
         self.batches, self.least_size = fine.batches, fine.least_size
@@ -172,87 +171,6 @@ class LimitRun(Kept):
     def probe_p(self, k: int, s: Depths) -> torch.Tensor:
         """P on the probe contexts."""
         return self._evaluate(self._solution.probe_p, k, s)
-
-    def flow(
-        self,
-        k: int,
-        s: Depths,
-        points: torch.Tensor,
-        position: int | None = None,
-        *,
-        probe: bool = False,
-    ) -> torch.Tensor:
-        """X_s(y), the flow map: where the limit carries points that are no tokens.
-
-        A point is moved by the measure over the tokens of a context, and moves nobody.
-
-        Parameters
-        ----------
-        k : int
-        s : depth, or sequence of depths (S,)
-        points : tensor (n, d), or (B, n, d) of every context its own
-        position : int, optional
-            Under a mask, of the points: they see tokens of positions up to it. By default that of
-            the last token. Without a mask it changes nothing.
-        probe : bool
-            Take the probe contexts, and not those of batch k.
-
-        Returns
-        -------
-        tensor, shape (B, n, d), or (S, B, n, d)
-            On the grid of the answer. At a token's own place and position it is the token's X.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For other arguments, steps that are not recorded, and units of a user's that mix tokens.
-
-        Notes
-        -----
-        The points that were asked for last are kept, so that other depths of theirs cost nothing.
-        """
-        return _at(self._carry(k, points, position, probe).fine.x, s)
-
-    def flow_p(
-        self,
-        k: int,
-        s: Depths,
-        points: torch.Tensor,
-        position: int | None = None,
-        *,
-        probe: bool = False,
-    ) -> torch.Tensor:
-        """The costate P_s along `flow`, see `ParticleRun.flow_p`; arguments and shapes as there."""
-        return _at(self._carry(k, points, position, probe).fine.p, s)
-
-    def flow_jacobian(
-        self,
-        k: int,
-        s: Depths,
-        points: torch.Tensor,
-        position: int | None = None,
-        *,
-        probe: bool = False,
-    ) -> torch.Tensor:
-        """dX_s/dy of `flow`, (B, n, d, d) or (S, B, n, d, d), with the measure held fixed."""
-        return _at(self._carry(k, points, position, probe).fine.jacobian, s)
-
-    def flow_error(
-        self,
-        k: int,
-        points: torch.Tensor,
-        variable: str = "x",
-        position: int | None = None,
-        *,
-        probe: bool = False,
-    ) -> float:
-        """Estimated largest error in depth of any component of `flow` ("x") or `flow_p` ("p").
-
-        From the pair of grids of the answer, as that of tokens in `error_at`, and like that it says
-        nothing of the quadrature of sampled laws.
-        """
-        carried = self._carry(k, points, position, probe)
-        return carried.error(variable, self._pair.sharpening)
 
     def units(self, k: int, s: Depths) -> dict[str, Units]:
         """Units Theta^k(s) of every family, one per atom of its law.
@@ -379,15 +297,7 @@ class LimitRun(Kept):
         return restored(state, problem, rule)
 
     def _evaluate(self, recorded: dict[int, Trajectory], k: int, s: Depths) -> torch.Tensor:
-        return _at(self._recorded(recorded, k), s)
-
-    def _carry(self, k: int, points, position, probe) -> Carried:
-        """The points of these arguments: those that were carried last, or others."""
-        self._recorded(self._solution.x, k)  # refuses other steps
-        if self._carried is None or not self._carried.is_of(k, points, position, probe):
-            solutions = self._coarse, self._solution
-            self._carried = Carried(self.problem, solutions, k, points, position, probe)
-        return self._carried
+        return self._recorded(recorded, k).at(s)
 
     def _recorded(self, recorded: dict, k: int):
         if k not in recorded:
@@ -418,10 +328,3 @@ class LimitRun(Kept):
             f"LimitRun({self.status}, error={self.error:.1e}, {quadrature}"
             f"{self.grid.elements} elements, steps={list(self.steps)})"
         )
-
-
-def _at(trajectory: Trajectory, s) -> torch.Tensor:
-    """Its values at a depth, or at a sequence of depths."""
-    s = require_depths("s", s)
-    values = trajectory(s.reshape(-1))
-    return values if s.ndim else values[0]

@@ -17,7 +17,8 @@ from ipslimit.experiments.compare.experiment import compare
 from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.engines.local import Processes
 from ipslimit.experiments.memory import cell_bytes, seeds_that_fit
-from ipslimit.experiments.plots import caption, rates_figure
+from ipslimit.experiments.plots import caption
+from ipslimit.experiments.rates_figure import rates_figure
 from ipslimit.experiments.settings import Setting, Sizes, SweepSetting
 from ipslimit.experiments.store import FORMAT, digest
 from ipslimit.experiments.summary import summary

@@ -28,7 +28,6 @@ from ipslimit.experiments.frame.window import Window
 from ipslimit.experiments.intervals import over_seeds
 from ipslimit.experiments.provenance import provenance
 from ipslimit.experiments.settings import StudyError
-from ipslimit.experiments.text.baselines import naive_bayes
 from ipslimit.experiments.text.batches import Batch
 from ipslimit.experiments.text.corpus import CorpusSetting, load_corpus
 from ipslimit.experiments.text.training import TrainingLoop
@@ -85,35 +84,6 @@ def test_no_method_decays_the_biases_of_affine_layers(method):
     for name, p in trained.model.named_parameters():
         affine = "norm" not in name and name.endswith(("bias", "beta"))
         assert torch.equal(p.data, torch.ones_like(p)) == affine, name
-
-
-def test_embeddings_begin_with_what_a_count_of_words_says(small):
-    corpus = load_corpus(small.reviews.corpus)
-    plain, counted = (
-        dataclasses.replace(small.reviews.architecture, log_counts=scale).make(corpus, 3)
-        for scale in (0.0, 0.5)
-    )
-    added = (counted.embedding.weight - plain.embedding.weight).detach()
-    ratios = torch.from_numpy(corpus.log_count_ratios).float()
-    direction = (ratios @ added) / (0.5 * ratios.square().sum())
-    torch.testing.assert_close(added, 0.5 * ratios[:, None] * direction, rtol=0, atol=1e-6)
-    assert float(direction.norm()) == pytest.approx(1.0, abs=1e-5)
-    assert float(direction.mean()) == pytest.approx(0.0, abs=1e-6)
-    assert ratios.any() and not ratios[:2].any()  # of padding and unknown words nothing is known
-    others = dict(counted.named_parameters())
-    for name, p in plain.named_parameters():
-        assert torch.equal(p, others[name]) == (name != "embedding.weight")
-
-
-def test_every_seed_has_a_split_and_a_baseline_of_its_own(small, found):
-    splits = [load_corpus(small.reviews.corpus_of(seed)) for seed in range(small.seeds)]
-    assert len({tuple(map(tuple, split.validation.texts)) for split in splits}) > 1
-    baselines = BoundaryResult(small, found[1]).tasks["reviews"].baselines
-    for seed, split in enumerate(splits):
-        expected = 100 * naive_bayes(split.train, split.test, len(split.vocabulary))
-        assert baselines.of_seeds["naive Bayes"]["test"][seed] == expected
-    adamw = BoundaryResult(small, found[1]).tasks["reviews"].methods["adamw"]
-    assert adamw.above.values == tuple(np.subtract(adamw.test.values, baselines.least))
 
 
 def test_padding_does_not_enter_a_methods_centres():

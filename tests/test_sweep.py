@@ -16,7 +16,7 @@ from ipslimit import train_particles
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.compare.compared import Compared
 from ipslimit.experiments.compare.experiment import compare
-from ipslimit.experiments.plots import rates_figure
+from ipslimit.experiments.rates_figure import rates_figure
 from ipslimit.experiments.settings import Setting, Sizes, StudyError, SweepSetting
 from ipslimit.experiments.summary import summary
 from ipslimit.experiments.sweep import Sweep, outcome
