@@ -60,6 +60,7 @@ def same_runs(of, rule, **options):
     return found, expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_particles_by_every_rule(name):
     same_runs(small_problem(ALL_BIASES, probes=2), RULES[name])
@@ -135,6 +136,7 @@ def limit(of, rule, method, device):
     return solve_limit(of, rule, 1, 1e-1, [0, 1], device, method=method, elements=1, max_elements=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_limit(name):
     of, rule, method = LIMITS[name]
@@ -154,6 +156,7 @@ def test_the_limit(name):
         assert found.logits(of(), 1, of().ids[:2, :3]).device == CARD
 
 
+@pytest.mark.slow
 def test_tables_of_errors_and_the_predicted_fluctuation():
     of = small_problem(probes=2)
     tables = []
