@@ -200,7 +200,7 @@ def test_it_keeps_float32_and_returns_what_is_not_finite(path, monkeypatch):
     x = Adams().forward(system, X0.float())
     p, found = Adams().backward(system, x, P_END.float(), True)
     assert x(DENSE).dtype == p(DENSE).dtype == found.sums["attention"].dtype == torch.float32
-    assert not Adams().forward(frozen(DepthGrid.uniform(3), size=1e160), X0).is_finite()
+    assert not Adams().forward(frozen(DepthGrid.uniform(3), size=1e160), X0).finite
 
 
 def test_a_single_element_is_refused():

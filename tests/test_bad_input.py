@@ -297,7 +297,9 @@ def test_without_a_card_it_is_said_so():
 
 def test_an_unknown_kernel_is_refused_with_those_there_are(monkeypatch):
     monkeypatch.setenv("IPSLIMIT_KERNEL", "quick")
-    with pytest.raises(ValueError, match=r"^IPSLIMIT_KERNEL must be eager, fused or auto.*Unset"):
+    with pytest.raises(
+        ValueError, match=r"^IPSLIMIT_KERNEL must be eager, fused, triton or.*Unset"
+    ):
         attention_field(X, HEADS)
 
 

@@ -157,7 +157,7 @@ def test_without_numbas_compiler_the_eager_path_computes_and_one_line_says_so():
     "kernel, words",
     [
         ("fused", "IPSLIMIT_KERNEL=fused needs numba to compile, which NUMBA_DISABLE_JIT forbids"),
-        ("fast", "IPSLIMIT_KERNEL must be eager, fused or auto; got 'fast'"),
+        ("fast", "IPSLIMIT_KERNEL must be eager, fused, triton or auto; got 'fast'"),
     ],
 )
 def test_variables_that_cannot_be_followed_are_one_line_and_status_2(

@@ -322,6 +322,7 @@ def test_hostile_tokens_are_reported_and_made_again(tmp_path, kind, fitting):
 EXECUTING = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 # Whose purpose is to run what a user asks for: kept compiled code, what one process sends to its
 # workers and they send back, and the user's own files; and a step made of a text of our own.
+WRITING = "ipslimit/model/run_state.py"  # asks whether a problem can be pickled, and reads nothing
 RUNNING = {
     "ipslimit/compilation.py",
     "ipslimit/cpu/rules.py",
@@ -358,11 +359,12 @@ def test_no_reader_that_executes_what_it_reads():
             if str(path.relative_to(ROOT)) in RUNNING:
                 running.add(str(path.relative_to(ROOT)))
                 continue
-            assert not modules(tree) & EXECUTING, path
+            used = modules(tree) & EXECUTING
+            assert not used or (used, str(path.relative_to(ROOT))) == ({"pickle"}, WRITING), path
             for name, keywords in calls(tree):
                 looked += 1
                 assert name not in ("eval", "exec", "compile", "torch.jit.load", "yaml.load"), path
-                if name.rpartition(".")[2] == "loads":
+                if name.rpartition(".")[2] in ("loads", "Unpickler") or name == "pickle.load":
                     assert name == "json.loads", path
                 if name == "torch.load":
                     assert keywords.get("weights_only") == "True", path

@@ -140,7 +140,7 @@ def test_where_no_affinity_is_told_all_processors_count(tmp_path, monkeypatch, e
 
 
 def test_sizes_beyond_all_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("ipslimit.checks.total_memory", lambda: 256 * GIB)
+    monkeypatch.setattr("ipslimit.devices.total_memory", lambda: 256 * GIB)
     require_room("depth", 255 * GIB // 8, torch.float64)
     with pytest.raises(NoRoom, match=r"depth must fit into the memory .*, 256 GiB; got .* 300"):
         require_room("depth", 300 * GIB // 8, torch.float64)

@@ -54,11 +54,13 @@ def rescale_pairs(heads: Units, factors: torch.Tensor) -> Units:
             f"factors must be positive and finite; got minimum {float(factors.min()):g}, maximum "
             f"{float(factors.max()):g}. A change of sign is no rescaling."
         )
+    if not heads.layout.pairs:
+        return heads
     return heads.with_packed(heads.packed * pair_scale(heads.layout, factors))
 
 
 def pair_scale(layout: Layout, factors: torch.Tensor) -> torch.Tensor:
-    """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair."""
+    """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair of some."""
     named: dict[str, torch.Tensor] = {}
     for pair, sides in enumerate(layout.pairs):
         c = factors[..., pair, None, :]
