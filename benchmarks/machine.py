@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ipslimit.resources import processors
+from ipslimit.resources import processor_name, processors
 
 from .timing import interleave
 
@@ -37,7 +37,7 @@ def describe() -> dict:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": processors(),
         "threads": torch.get_num_threads(),
         "vector": torch.backends.cpu.get_cpu_capability(),
@@ -46,15 +46,6 @@ def describe() -> dict:
         "versions": versions,
         "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def ceilings() -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import numpy
 import scipy
@@ -13,6 +12,7 @@ import torch
 import ipslimit
 from ipslimit.checks import resolve_device
 from ipslimit.cpu.dispatch import VARIABLE
+from ipslimit.resources import processor_name
 
 
 def provenance(device: object = "auto") -> dict:
@@ -41,7 +41,7 @@ def provenance(device: object = "auto") -> dict:
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     machine = {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "device": f"{device}{name}",
     }
     if kernel := os.environ.get(VARIABLE):
@@ -51,13 +51,3 @@ def provenance(device: object = "auto") -> dict:
     versions |= {name: str(module.__version__) for name, module in packages.items()}
     versions["python"] = platform.python_version()
     return {"versions": versions, "machine": machine}
-
-
-def _processor() -> str:
-    """The model where Linux tells it: platform.processor() knows at most the instruction set."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(models, "") or platform.processor() or platform.machine()

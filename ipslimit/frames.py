@@ -15,9 +15,6 @@ import torch
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# What a run has of tokens.
-TOKENS = ("x", "p", "probe_x", "probe_p")
-
 
 def frame_of(columns: Mapping[str, object]) -> DataFrame:
     """A DataFrame of columns by name, in their order; a single value stands in every row.
@@ -54,6 +51,13 @@ def token_columns(
     columns = {axis: grid.ravel() for axis, grid in zip(axes, grids, strict=True)}
     flat = values.detach().cpu().reshape(-1, values.shape[-1]).numpy()
     return columns | {f"{name}_{i}": flat[:, i] for i in range(flat.shape[1])}
+
+
+def contexts_of(run, what: str, step: int, count: int) -> np.ndarray:
+    """The numbers that a step's contexts have in the problem; of the probes, in these."""
+    if not what.startswith("probe") and step in run.batches:
+        return run.batches[step].cpu().numpy()
+    return np.arange(count)
 
 
 def joined(parts: Sequence[Mapping[str, object]]) -> dict[str, np.ndarray]:

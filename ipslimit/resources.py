@@ -1,4 +1,4 @@
-"""How much memory and how many processors this process may use, of what its machine has.
+"""How much memory and how many processors this process may use, and what its machine has.
 
 psutil knows the machine; control groups, within which containers and batch systems hold their
 processes, are read here: version 1 and 2, and all groups around this process's own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,18 @@ def processors(root: Path = ROOT) -> int:
     except (AttributeError, psutil.Error):  # macOS knows no affinity
         count = psutil.cpu_count() or 1
     return max(1, min([count, *(math.ceil(quota) for quota in _quotas(root))]))
+
+
+def processor_says(what: str, root: Path = ROOT) -> str:
+    """What Linux tells of the first processor, "model name" say; nothing where it does not."""
+    found = re.search(rf"^{what}\s*: (.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def processor_name(root: Path = ROOT) -> str:
+    """The model, where it is told; else what Python knows, at most the instruction set."""
+    name = processor_says("model name", root)
+    return name or platform.processor() or platform.machine()
 
 
 def available_memory(root: Path = ROOT) -> int:

@@ -27,8 +27,7 @@ import numpy as np
 import torch
 
 from .grid import DepthGrid, hermite_weights, lagrange
-from .march import Sequence, _compiled
-from .scheme import System
+from .march import NodeByNode
 from .tableau import RK4
 
 # Slopes that a step is predicted from.
@@ -62,9 +61,10 @@ class Coefficients:
     correct: list[list[float]]
 
 
-class Adams(Sequence):
+class Adams(NodeByNode):
     """One field evaluation a node and ten more at the beginning; unit sums cost none on top."""
 
+    compiled = "CompiledAdams"
     order = 6
     least_elements = 2
     local = False  # where widths grow at once, slopes that lie close are extrapolated far
@@ -78,9 +78,6 @@ class Adams(Sequence):
 
     def kept(self, grid: DepthGrid) -> int:
         return len(grid.nodes)
-
-    def _compiled(self, system: System, x: torch.Tensor):
-        return _compiled(system, x, "CompiledAdams")
 
     def _go(self, grid: DepthGrid, backward: bool, values, slopes, slope: Callable) -> None:
         found = coefficients(grid, backward)

@@ -22,7 +22,7 @@ from ipslimit.model.flow import flow_batch, jacobians
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Depths, Trajectory
-from .march import Sequence
+from .march import NodeByNode
 from .on_grid import GridSolution
 from .refinement import errors_along
 from .scheme import System
@@ -161,7 +161,7 @@ def _together(parts: list[Company], joined: list[Trajectory], of: Callable) -> T
     return Trajectory(joined[0].grid, points, slopes)
 
 
-def _linear(scheme: Sequence, grid: DepthGrid, a: torch.Tensor) -> Trajectory:
+def _linear(scheme: NodeByNode, grid: DepthGrid, a: torch.Tensor) -> Trajectory:
     """J of dJ/ds = a J from J(0) = 1, where a (nodes, ..., d, d) is given at the nodes."""
     one = torch.eye(a.shape[-1]).to(a).expand(a.shape[1:])
     return scheme.solve(grid, one, lambda j, node, final: a[node] @ j)

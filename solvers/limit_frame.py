@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ipslimit.checks import require_choice
-from ipslimit.frames import TOKENS, frame_of, joined, token_columns
+from ipslimit.frames import contexts_of, frame_of, joined, token_columns
+from ipslimit.model.run_state import RECORDED
 
 from .grid import require_depths
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # a run asks here for its frame
 
 def limit_frame(run: LimitRun, what: str, s) -> DataFrame:
     """`LimitRun.to_frame`."""
-    require_choice("what", what, ("loss", *TOKENS))
+    require_choice("what", what, ("loss", *RECORDED))
     return frame_of(_losses(run) if what == "loss" else _tokens(run, what, s))
 
 
@@ -41,9 +42,7 @@ def _tokens(run: LimitRun, what: str, s) -> dict[str, np.ndarray]:
     for step in run.steps:
         values = getattr(run, what)(step, s)
         contexts, tokens = values.shape[1:3]
-        own = np.arange(contexts)
-        if not what.startswith("probe") and step in run.batches:
-            own = run.batches[step].cpu().numpy()
+        own = contexts_of(run, what, step, contexts)
         axes = {"s": s.numpy(), "context": own, "token": range(tokens)}
         found = token_columns(what[-1], values, axes)
         error = run.error_at(what, step, s).cpu().numpy().repeat(contexts * tokens)

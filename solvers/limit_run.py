@@ -11,7 +11,7 @@ import torch
 from ipslimit import Rule, Units
 from ipslimit.checks import require_choice
 from ipslimit.model.predictions import require_token_problem
-from ipslimit.model.run_state import Kept
+from ipslimit.model.run_state import RECORDED, Kept
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import Depths, Trajectory, between_nodes, require_depths
@@ -24,8 +24,6 @@ from .scheme import System
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-VARIABLES = ("x", "p", "probe_x", "probe_p")
 
 
 class LimitRun(Flows, Kept):
@@ -242,7 +240,7 @@ class LimitRun(Flows, Kept):
         """
         named = {f"theta_{family}": (family,) for family in self.unit_numbers}
         named["theta"] = tuple(self.unit_numbers)
-        require_choice("variable", variable, (*VARIABLES, *named))
+        require_choice("variable", variable, (*RECORDED, *named))
         s = require_depths("s", s)
         depths = s.reshape(-1)
         if variable in named:

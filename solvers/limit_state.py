@@ -6,10 +6,11 @@ import dataclasses
 
 from ipslimit import Rule, Units
 from ipslimit.model.rules.identity import rule_text
+from ipslimit.model.run_state import RECORDED
 from ipslimit.model.training_problem import TrainingProblem
 
 from .grid import DepthGrid, Trajectory
-from .limit_run import VARIABLES, LimitRun
+from .limit_run import LimitRun
 from .on_grid import GridSolution
 from .refinement import Refinement
 from .schemes import SCHEMES, name_of
@@ -83,7 +84,7 @@ def _solution_state(found: GridSolution) -> dict:
         "scheme": name_of(found.scheme),
         "trajectories": {
             name: {k: (t.points, t.slopes) for k, t in getattr(found, name).items()}
-            for name in VARIABLES
+            for name in RECORDED
         },
         "units": {
             k: {name: (units.packed, units.weights) for name, units in families.items()}
@@ -96,7 +97,7 @@ def _solution(state: dict, problem: TrainingProblem) -> GridSolution:
     grid = _grid(state["edges"])
     scheme = SCHEMES[state["scheme"]]().in_sequence
     found = GridSolution(grid, scheme=scheme, **{name: state[name] for name in _OF_GRID})
-    for name in VARIABLES:
+    for name in RECORDED:
         contexts = problem.probe_count if name.startswith("probe") else problem.B
         shape = scheme.kept(grid), contexts, problem.N, problem.d
         for k, (points, slopes) in state["trajectories"][name].items():

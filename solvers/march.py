@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
@@ -20,20 +21,18 @@ from .tableau import RK4
 OPERATIONS_COMPILED = 1e6
 
 
-class Sequence(Scheme):
+class NodeByNode(Scheme):
     """Schemes that go through depth from node to node.
 
     Both directions are one loop, `_go`, over the nodes in the order in which they are passed; for
-    small problems it is a compiled one.
+    small problems it is a compiled one, the class `compiled` of `march_compiled`.
     """
+
+    compiled: ClassVar[str]
 
     @abc.abstractmethod
     def kept(self, grid: DepthGrid) -> int:
         """At how many points values are kept: at the edges or at the nodes."""
-
-    @abc.abstractmethod
-    def _compiled(self, system: System, x: torch.Tensor):
-        """The compiled loop, or None."""
 
     @abc.abstractmethod
     def _go(self, grid: DepthGrid, backward: bool, values, slopes, slope: Callable) -> None:
@@ -45,21 +44,14 @@ class Sequence(Scheme):
 
     def solve(self, grid: DepthGrid, start: torch.Tensor, slope: Callable) -> Trajectory:
         """y of dy/ds = slope(y, node, final) from y(0) = start, of any shape."""
-        values = start.new_empty(self.kept(grid), *start.shape)
-        slopes = torch.empty_like(values)
-        values[0] = start
-        self._go(grid, False, values, slopes, slope)
-        return Trajectory(grid, values, slopes)
+        go = lambda values, slopes: self._go(grid, False, values, slopes, slope)  # noqa: E731
+        return self._filled(grid, start, go)
 
     def forward(self, system: System, x0: torch.Tensor, guess=None) -> Trajectory:
-        grid, compiled = system.grid, self._compiled(system, x0)
-        if not compiled:
-            return self.solve(grid, x0, lambda x, node, final: system.field(x, node))
-        values = x0.new_empty(self.kept(grid), *x0.shape)
-        slopes = torch.empty_like(values)
-        values[0] = x0
-        compiled.forward(values, slopes)
-        return Trajectory(grid, values, slopes)
+        compiled = self.compiled_loop(system, x0)
+        if compiled:
+            return self._filled(system.grid, x0, compiled.forward)
+        return self.solve(system.grid, x0, lambda x, node, final: system.field(x, node))
 
     def backward(self, system: System, x: Trajectory, p_end: torch.Tensor, with_units, guess=None):
         grid, state = system.grid, x.values
@@ -75,16 +67,36 @@ class Sequence(Scheme):
             return out
 
         values[-1] = p_end
-        compiled = self._compiled(system, p_end)
+        compiled = self.compiled_loop(system, p_end)
         if compiled:
             compiled.backward(state, values, pulls, found)
         else:
             self._go(grid, True, values, pulls, pull)
         return Trajectory(grid, values, -pulls), found
 
+    def _filled(self, grid: DepthGrid, start: torch.Tensor, fill: Callable) -> Trajectory:
+        """Values from the first one on, and slopes, which `fill` writes."""
+        values = start.new_empty(self.kept(grid), *start.shape)
+        slopes = torch.empty_like(values)
+        values[0] = start
+        fill(values, slopes)
+        return Trajectory(grid, values, slopes)
 
-class March(Sequence):
+    def compiled_loop(self, system: System, x: torch.Tensor):
+        """The compiled loop for these sizes, or None: a choice that depends on them alone."""
+        contexts, tokens, _ = x.shape
+        if not system.branch.is_compiled(contexts, tokens):
+            return None
+        from . import march_compiled  # numba takes a second to import
+
+        loop = getattr(march_compiled, self.compiled)(system, contexts, tokens)
+        return loop if loop.operations <= OPERATIONS_COMPILED else None
+
+
+class March(NodeByNode):
     """Four field evaluations an element; P also needs one transpose per middle for unit sums."""
+
+    compiled = "CompiledMarch"
 
     def evaluations(self, elements: int) -> tuple[int, int]:
         return len(RK4.b) * elements + 1, elements
@@ -98,9 +110,6 @@ class March(Sequence):
 
     def kept(self, grid: DepthGrid) -> int:
         return grid.elements + 1
-
-    def _compiled(self, system: System, x: torch.Tensor):
-        return _compiled(system, x)
 
     def _go(self, grid: DepthGrid, backward: bool, values, slopes, slope: Callable) -> None:
         path = range(len(grid.nodes))
@@ -130,14 +139,3 @@ def _march(
             lambda stage, c, i=i: slope(stage, path[i + c], False),
         )
         slopes[end] = slope(edges[end], path[i + 2], True)
-
-
-def _compiled(system: System, x: torch.Tensor, kind: str = "CompiledMarch"):
-    """The compiled loop for these sizes, or None: a choice that depends on the sizes alone."""
-    contexts, tokens, _ = x.shape
-    if not system.branch.is_compiled(contexts, tokens):
-        return None
-    from . import march_compiled  # numba takes a second to import
-
-    march = getattr(march_compiled, kind)(system, contexts, tokens)
-    return march if march.operations <= OPERATIONS_COMPILED else None

@@ -118,6 +118,15 @@ def copy(out, values):
 
 
 @njit
+def space(families, value):
+    """What `slope` works in: a number for each unit of the largest family, and two fields."""
+    units = 0
+    for family in families:
+        units = max(units, family.packed.shape[2])
+    return np.empty(units, value.dtype), (np.empty_like(value), np.empty_like(value))
+
+
+@njit
 def slope(s, branch, node, states, value, out, sums, dweights, with_units, room):
     """The field at a node; where there are states, its transpose at them, and its unit sums."""
     families, norm, sight = branch
@@ -156,11 +165,8 @@ def march(
     if last == first:
         return
     c, a, runs, b, final = scheme
-    branch, units = (families, norm, sight), 0
-    for family in families:
-        units = max(units, family.packed.shape[2])
-    dweights, nothing = np.empty(units, edges.dtype), np.empty(0, edges.dtype)
-    room = np.empty_like(edges[0]), np.empty_like(edges[0])
+    branch, nothing = (families, norm, sight), np.empty(0, edges.dtype)
+    dweights, room = space(families, edges[0])
     k = np.empty((len(c), *edges[0].shape), edges.dtype)
     value, pair, total = np.empty_like(k[0]), np.empty_like(k[0]), np.empty_like(k[0])
     zero, one = np.zeros_like(k[0]), b.dtype.type(1)
@@ -198,11 +204,8 @@ def adams(
     if last == first:
         return
     nodes_of, is_final, start, predict, correct = scheme
-    branch, units = (families, norm, sight), 0
-    for family in families:
-        units = max(units, family.packed.shape[2])
-    dweights = np.empty(units, values.dtype)
-    room = np.empty_like(values[0]), np.empty_like(values[0])
+    branch = families, norm, sight
+    dweights, room = space(families, values[0])
     k = np.empty((len(nodes_of), *values[0].shape), values.dtype)
     value, origin = np.empty_like(k[0]), values[path[0]]
     copy(value, origin)

@@ -14,6 +14,7 @@ from ipslimit.model.batch import Batch
 from ipslimit.model.branch import Branch, States
 from ipslimit.model.callbacks import asks_to_stop
 from ipslimit.model.feed import Feed
+from ipslimit.model.run_state import RECORDED
 from ipslimit.model.sight import Sight
 from ipslimit.model.tracers import all_costates, lit, lit_costate
 from ipslimit.model.training_problem import TrainingProblem
@@ -49,7 +50,7 @@ class GridSolution:
         """All recorded X and P with their names and steps."""
         return [
             (name, step, trajectory)
-            for name in ("x", "p", "probe_x", "probe_p")
+            for name in RECORDED
             for step, trajectory in getattr(self, name).items()
         ]
 

@@ -5,38 +5,19 @@ import math
 
 import pytest
 import torch
-from builders import F64, generator, normal, small_atoms, small_problem
+from builders import F64, normal, small_atoms, small_problem
+from frozen_heads import DENSE, P_END, X0, fitted_order, frozen
 
 from ipslimit import SGD, AdamW, Atoms, Heads, Problem
-from ipslimit.model.branch import Branch
 from ipslimit.solvers import solve_limit
 from ipslimit.solvers.adams import START, Adams, coefficients, integral_weights
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit_state import restored, state_of
 from ipslimit.solvers.march import March
 from ipslimit.solvers.on_grid import train_on_grid
-from ipslimit.solvers.scheme import System
 
-DENSE = torch.linspace(0, 1, 301, dtype=F64)
-X0, P_END = normal(2, 4, 3, seed=4), normal(2, 4, 3, seed=5)
 UNEVEN = DepthGrid((0.0, 0.1, 0.25, 0.4, 0.7, 1.0))
 KERNELS = pytest.mark.parametrize("path", ["eager", "fused"])
-
-
-def fitted_order(errors, window):
-    """Least-squares slope of log error in log h over a window of elements."""
-    y, n = (torch.tensor(values, dtype=F64).log2() for values in (errors, window))
-    return float(-((n - n.mean()) * y).sum() / (n - n.mean()).square().sum())
-
-
-def frozen(grid, causal=False, M=6, d=3, m=2, size=0.5):
-    """A system whose heads are A + sin(3 s) B."""
-    layout, gen = Heads.make_layout(d=d, m=m), generator(3)
-    A, B = (size * (2 * torch.rand(layout.size, M, generator=gen, dtype=F64) - 1) for _ in "AB")
-    weights = torch.full((len(grid.nodes), M), 1.0 / M, dtype=F64)
-    packed = A + torch.sin(3 * grid.nodes)[:, None, None] * B
-    branch = Branch.alone(Heads.from_packed(packed, weights, layout))
-    return System(grid, branch, causal, {"field": 0, "vjp": 0})
 
 
 def solve_frozen(scheme, grid, causal=False):

@@ -83,7 +83,7 @@ from ipslimit.model.branch import Branch
 from ipslimit.model.sight import Sight
 from builders import random_heads, normal, small_problem
 from ipslimit.solvers.grid import DepthGrid
-from ipslimit.solvers.march import March, _compiled
+from ipslimit.solvers.march import March
 from ipslimit.solvers.scheme import System
 
 def kernel():
@@ -97,7 +97,7 @@ def kernel():
 def march():
     heads, x = random_heads((5,), H=5, scale=0.3), normal(3, 4, 3)
     system = System(DepthGrid.uniform(2), Branch.alone(heads), False, {"field": 0, "vjp": 0})
-    assert _compiled(system, x)
+    assert March().compiled_loop(system, x)
     slopes = March().forward(system, x).slopes
     right = eager.field(x[None], heads.packed[:1], heads.weights[:1], heads.layout, Sight())
     assert (slopes[0] - right[0]).abs().max() < 1e-11

@@ -26,7 +26,7 @@ from ipslimit.model.layers import Layers, Training
 from ipslimit.model.layers_chosen import make_layers
 from ipslimit.model.norm import Norm
 from ipslimit.model.sight import Sight
-from ipslimit.solvers.march import OPERATIONS_COMPILED, March, _compiled
+from ipslimit.solvers.march import OPERATIONS_COMPILED, March
 from ipslimit.solvers.scheme import System
 
 RULES = [
@@ -205,7 +205,7 @@ def test_compiled_march_is_the_march_to_rounding(kind, monkeypatch):
     for limit in (OPERATIONS_COMPILED, -1.0):
         monkeypatch.setattr("ipslimit.solvers.march.OPERATIONS_COMPILED", limit)
         system = System(grid, branch, True, {"field": 0, "vjp": 0}, True)
-        assert bool(_compiled(system, problem.contexts)) == (limit > 0)
+        assert bool(March().compiled_loop(system, problem.contexts)) == (limit > 0)
         x = March().forward(system, problem.contexts)
         p_end = problem.loss_and_costate(x.edges[-1], problem.targets)[1]
         p, sums = March().backward(system, x, p_end, True)

@@ -14,8 +14,8 @@ from ipslimit.experiments import sweep as sweeps
 from ipslimit.experiments.engines import InProcess
 from ipslimit.experiments.store import DamagedFile, read_blob, write_blob
 from ipslimit.experiments.sweep import Sweep
+from ipslimit.model.run_state import RECORDED
 from ipslimit.solvers import solve_limit
-from ipslimit.solvers.limit_run import VARIABLES
 from ipslimit.solvers.limit_state import restored, state_of
 
 IDS = torch.tensor([[0, 1, 2, 3], [3, 1, 4, 2], [2, 2, 0, 1]])
@@ -61,7 +61,7 @@ def answers(run):
     found["losses"] = run.loss, run.loss_error, run.probe_loss, run.probe_loss_error, run.ends
     found["batches"], found["gaps"] = run.batches, run.quadrature_gaps
     for step in run.steps:
-        for name in VARIABLES:
+        for name in RECORDED:
             if step in getattr(run._solution, name):
                 found[name, step] = getattr(run, name)(step, depths)
                 found[name, step, "error"] = run.error_at(name, step, depths)

@@ -94,32 +94,38 @@ def test_one_line_of_each_quantity_after_the_last_step():
     assert chosen(many) == many[:6]
 
 
-@pytest.mark.parametrize(("words", "expected"), [
-    ("-1", Theory("", -1.0)),
-    ("-1/2", Theory("", -0.5)),
-    ("at most -1/3", Theory("at most", -1 / 3)),
-    ("at least 0.25", Theory("at least", 0.25)),
-    ("0, as layers share one draw", Theory("", 0.0)),
-    ("no statement known to us", None),
-    ("-1 or less", None),
-    ("1/0", None),
-    ("", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-1", Theory("", -1.0)),
+        ("-1/2", Theory("", -0.5)),
+        ("at most -1/3", Theory("at most", -1 / 3)),
+        ("at least 0.25", Theory("at least", 0.25)),
+        ("0, as layers share one draw", Theory("", 0.0)),
+        ("no statement known to us", None),
+        ("-1 or less", None),
+        ("1/0", None),
+        ("", None),
+    ],
+)
 def test_the_number_of_theory(words, expected):
     assert theory_of(words) == expected
 
 
-@pytest.mark.parametrize(("theory", "interval", "expected"), [
-    (Theory("", -0.5), (-0.6, -0.4), "agrees"),
-    (Theory("", -0.5), (-0.4, -0.3), "departs"),
-    (Theory("at most", -0.5), (-0.7, -0.6), "holds"),
-    (Theory("at most", -0.5), (-0.6, -0.4), "consistent"),
-    (Theory("at most", -0.5), (-0.4, -0.3), "exceeded"),
-    (Theory("at least", -0.5), (-0.4, -0.3), "holds"),
-    (Theory("at least", -0.5), (-0.7, -0.6), "exceeded"),
-    (Theory("", -0.5), None, ""),
-    (None, (-0.4, -0.3), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("theory", "interval", "expected"),
+    [
+        (Theory("", -0.5), (-0.6, -0.4), "agrees"),
+        (Theory("", -0.5), (-0.4, -0.3), "departs"),
+        (Theory("at most", -0.5), (-0.7, -0.6), "holds"),
+        (Theory("at most", -0.5), (-0.6, -0.4), "consistent"),
+        (Theory("at most", -0.5), (-0.4, -0.3), "exceeded"),
+        (Theory("at least", -0.5), (-0.4, -0.3), "holds"),
+        (Theory("at least", -0.5), (-0.7, -0.6), "exceeded"),
+        (Theory("", -0.5), None, ""),
+        (None, (-0.4, -0.3), ""),
+    ],
+)
 def test_verdicts(theory, interval, expected):
     assert verdict(theory, interval) == expected
     assert verdict(theory, interval, "no bend (at 2)") == "; ".join(

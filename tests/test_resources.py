@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from ipslimit.checks import NoRoom, require_room
-from ipslimit.resources import available_memory, processors, total_memory
+from ipslimit.resources import (
+    available_memory,
+    processor_name,
+    processor_says,
+    processors,
+    total_memory,
+)
 
 GIB = 2**30
 V2 = "30 24 0:27 {shown} {mount} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -144,3 +150,12 @@ def test_sizes_beyond_all_memory_are_refused(monkeypatch):
     require_room("depth", 255 * GIB // 8, torch.float64)
     with pytest.raises(NoRoom, match=r"depth must fit into the memory .*, 256 GiB; got .* 300"):
         require_room("depth", 300 * GIB // 8, torch.float64)
+
+
+def test_the_processor_is_named_as_the_system_names_it(tmp_path):
+    assert processor_says("vendor_id", tmp_path) == "" and processor_name(tmp_path)
+    (tmp_path / "proc").mkdir()
+    one = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) @ 2.80GHz\n"
+    (tmp_path / "proc/cpuinfo").write_text(f"{one}\n{one}")
+    assert processor_says("vendor_id", tmp_path) == "GenuineIntel"
+    assert processor_name(tmp_path) == "Intel(R) Xeon(R) @ 2.80GHz"

@@ -87,14 +87,19 @@ def test_the_state_of_another_problem_is_refused():
         ParticleRun.from_state(state, None)
 
 
-@pytest.mark.parametrize("change", [
-    lambda state: state.pop("of"),
-    lambda state: state.pop("loss"),
-    lambda state: state.update(more=1),
-    lambda state: state["units"].update({1: {"attention": 3}}),
-    lambda state: state["units"].update({1: {"other": (torch.ones(1), torch.ones(1))}}),
-    lambda state: state["units"].update({1: {"heads": (torch.ones(1, 2, 3, 4), torch.ones(4))}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("of"),
+        lambda state: state.pop("loss"),
+        lambda state: state.update(more=1),
+        lambda state: state["units"].update({1: {"attention": 3}}),
+        lambda state: state["units"].update({1: {"other": (torch.ones(1), torch.ones(1))}}),
+        lambda state: state["units"].update(
+            {1: {"heads": (torch.ones(1, 2, 3, 4), torch.ones(4))}}
+        ),
+    ],
+)
 def test_a_state_of_no_run_is_refused(change):
     state = train_particles(small_problem(), SGD(lr=0.1), 2, 2, 1).state()
     change(state)

@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from builders import F64, generator, normal, small_atoms, small_problem
+from builders import normal, small_atoms, small_problem
+from frozen_heads import DENSE, P_END, X0, fitted_order, frozen
 
-from ipslimit import SGD, Heads
-from ipslimit.model.branch import Branch
+from ipslimit import SGD
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.limit import LimitRun
 from ipslimit.solvers.march import March
 from ipslimit.solvers.on_grid import train_on_grid
 from ipslimit.solvers.picard import NotContracting, Picard, integrate
 from ipslimit.solvers.refinement import Refinement
-from ipslimit.solvers.scheme import System
 from ipslimit.solvers.tableau import RK4, Tableau
 
-DENSE = torch.linspace(0, 1, 301, dtype=F64)
 CPU = torch.device("cpu")
 SCHEMES = {"march": March, "picard": Picard}
 each_scheme = pytest.mark.parametrize("name", SCHEMES)
@@ -27,26 +25,6 @@ each_scheme = pytest.mark.parametrize("name", SCHEMES)
 # at 64: before that the errors fall like h^5, in the dense values most of all.
 WINDOW = (16, 32, 64)
 FINE = 256  # its own error is (1/4)^4 of that at 64 elements, 0.006 in the order fitted
-
-
-def fitted_order(errors, window=WINDOW):
-    """Least-squares slope of log error in log h over a window of elements."""
-    y = torch.tensor(errors, dtype=F64).log2()
-    n = torch.tensor(window, dtype=F64).log2()
-    return float(-((n - n.mean()) * y).sum() / (n - n.mean()).square().sum())
-
-
-def frozen(grid, causal=False, M=6, d=3, m=2, size=0.5):
-    """A system whose heads are A + sin(3 s) B, smooth and far from constant."""
-    layout, gen = Heads.make_layout(d=d, m=m), generator(3)
-    A, B = (size * (2 * torch.rand(layout.size, M, generator=gen, dtype=F64) - 1) for _ in "AB")
-    weights = torch.full((len(grid.nodes), M), 1.0 / M, dtype=F64)
-    packed = A + torch.sin(3 * grid.nodes)[:, None, None] * B
-    branch = Branch.alone(Heads.from_packed(packed, weights, layout))
-    return System(grid, branch, causal, {"field": 0, "vjp": 0})
-
-
-X0, P_END = normal(2, 4, 3, seed=4), normal(2, 4, 3, seed=5)
 
 
 def solve_frozen(scheme, elements, causal=False, **kwargs):
@@ -69,7 +47,7 @@ def test_order_four_on_frozen_heads(name, causal):
         errors["x dense"].append((x(DENSE) - fine_x(DENSE)).abs().max())
         errors["p dense"].append((p(DENSE) - fine_p(DENSE)).abs().max())
         errors["gradient"].append((gradient - fine_gradient[::stride]).abs().max())
-    orders = {key: fitted_order(values) for key, values in errors.items()}
+    orders = {key: fitted_order(values, WINDOW) for key, values in errors.items()}
     # measured 3.98 to 4.10; 0.2 tells order 4 from its neighbours with room for the next term
     assert all(abs(order - 4) < 0.2 for order in orders.values()), orders
 
@@ -98,7 +76,7 @@ def test_order_four_through_training_by_sgd(name):
             difference = own - other[:: FINE // elements]
             errors.setdefault(("heads", k), []).append(difference.abs().max())
         errors.setdefault("loss", []).append((run.loss - fine.loss)[1:].abs().max())
-    orders = {key: fitted_order(values) for key, values in errors.items()}
+    orders = {key: fitted_order(values, WINDOW) for key, values in errors.items()}
     # measured 3.97 to 4.02
     assert all(abs(order - 4) < 0.2 for order in orders.values()), orders
 
@@ -157,7 +135,7 @@ def test_the_march_follows_whatever_the_tableau_says(path, tableau, order, monke
         assert cost["field"] == len(tableau.b) * elements + 1
         errors["x"].append((x.edges - fine_x.edges[:: FINE // elements]).abs().max())
         errors["p"].append((p.edges - fine_p.edges[:: FINE // elements]).abs().max())
-    orders = {key: fitted_order(values) for key, values in errors.items()}
+    orders = {key: fitted_order(values, WINDOW) for key, values in errors.items()}
     assert all(abs(found - order) < 0.2 for found in orders.values()), orders
 
 

@@ -149,11 +149,14 @@ def test_perceptrons_too():
     assert_same(vmap(grad(lambda x: units.field(x).sum()))(x), expected)
 
 
-@pytest.mark.parametrize("call", [
-    lambda f, x: jvp(f, (x,), (x,)),
-    lambda f, x: jacfwd(f)(x),
-    lambda f, x: hessian(lambda x: f(x).sum())(x),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, x: jvp(f, (x,), (x,)),
+        lambda f, x: jacfwd(f)(x),
+        lambda f, x: hessian(lambda x: f(x).sum())(x),
+    ],
+)
 def test_forward_mode_is_refused(call):
     heads, x = random_heads(), normal(2, 4, 3)
     with pytest.raises(RuntimeError, match=r"no derivative in forward mode .* Use torch.func.vjp"):

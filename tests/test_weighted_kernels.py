@@ -19,7 +19,7 @@ from ipslimit.model.layers import Layers, Training
 from ipslimit.model.norm import Norm
 from ipslimit.model.sight import Sight
 from ipslimit.solvers.grid import DepthGrid
-from ipslimit.solvers.march import March, _compiled
+from ipslimit.solvers.march import March
 from ipslimit.solvers.scheme import System
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -336,7 +336,7 @@ def test_the_compiled_march_is_that_in_torch(families, mask, monkeypatch):
     for limit in (1e9, -1.0):
         monkeypatch.setattr("ipslimit.solvers.march.OPERATIONS_COMPILED", limit)
         system = System(grid, branch, sight, {"field": 0, "vjp": 0}, True)
-        assert bool(_compiled(system, x0)) == (limit > 0)
+        assert bool(March().compiled_loop(system, x0)) == (limit > 0)
         x = March().forward(system, x0)
         p, sums = March().backward(system, x, sight.weighted(x.edges[-1]), True)
         sums = [t for part in sums for t in part.values()]

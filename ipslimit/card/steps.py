@@ -83,9 +83,24 @@ def update_layers(
 
 @triton.jit(do_not_specialize=["by_layer", "R", "B", "H", "blocks", "tiles"])
 def _update(
-    packed, states, sums, finite, alive, table, starts, by_layer, R, B, H, blocks, tiles,
-    formula: tl.constexpr, count: tl.constexpr, slots: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
+    packed,
+    states,
+    sums,
+    finite,
+    alive,
+    table,
+    starts,
+    by_layer,
+    R,
+    B,
+    H,
+    blocks,
+    tiles,
+    formula: tl.constexpr,
+    count: tl.constexpr,
+    slots: tl.constexpr,
+    tile: tl.constexpr,
+):
     task = tl.program_id(0)
     piece, block = task % tiles, (task // tiles) % blocks
     layer = (task // (tiles * blocks)).to(tl.int64)  # of a seed

@@ -38,9 +38,27 @@ def forward(
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward(
-    scratch, each, first, x, p, packed, weights, sight, step, sums, finite,
-    size, R, B, L, N, H, slots, with_units: tl.constexpr, shape: tl.constexpr,
-):  # fmt: skip
+    scratch,
+    each,
+    first,
+    x,
+    p,
+    packed,
+    weights,
+    sight,
+    step,
+    sums,
+    finite,
+    size,
+    R,
+    B,
+    L,
+    N,
+    H,
+    slots,
+    with_units: tl.constexpr,
+    shape: tl.constexpr,
+):
     """p_r = p_{r+1} + step (dGamma/dx)^T p_{r+1}, in p (slots, R, B, N, d), slots in turn.
 
     And `sums` (L, R, B, size, H) of every context by itself; `finite` (L, R, B), whether its

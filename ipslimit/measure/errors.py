@@ -29,6 +29,7 @@ import torch
 from ..checks import shown
 from ..model.problem_identity import require_same_problem
 from ..model.rules.identity import require_same_rule
+from ..model.run_state import RECORDED
 from ..model.runs import ParticleRun, first_seed
 from .fluctuation import PredictedFluctuation
 from .parameters import end_gaps, unit_distances
@@ -317,7 +318,7 @@ def _compared(
     run: ParticleRun, step: int, places: Places | None = None
 ) -> Iterator[tuple[str, str, TokenSets]]:
     """(variable, attribute, sets of tokens) of what a run has recorded of x and p."""
-    for name in ("x", "p", "probe_x", "probe_p"):
+    for name in RECORDED:
         if getattr(run, name):
             yield name[-1], name, sets_of(run, name, step, places)
 

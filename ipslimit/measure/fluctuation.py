@@ -22,6 +22,7 @@ from ..model.problem_identity import require_same_problem
 from ..model.rules import Rule
 from ..model.rules.identity import require_same_rule, rule_text
 from ..model.run_arguments import require_problem
+from ..model.run_state import RECORDED
 from ..model.runs import ParticleRun, empty_run
 from ..model.training_problem import TrainingProblem
 from ..model.units import Units
@@ -159,7 +160,6 @@ def predict_fluctuation(
             "run must have recorded a step; got one without, that was stopped before. Let it go "
             "on from there (start=), or pass record=."
         )
-    names = ("x", "p", "probe_x", "probe_p")
     recorded = tuple(run.x)
     weights_of = {name: law.heads.weights.to(problem.dtype) for name, law in laws.items()}
     noise = {
@@ -181,7 +181,7 @@ def predict_fluctuation(
         count = len(next(iter(noise.values())))
         linear = {
             (name, step): (t[:count] - t[count:]) / (2 * STEP)
-            for name in names
+            for name in RECORDED
             for step, t in getattr(pair, name).items()
         }
         del pair  # before the next one needs the room
@@ -192,11 +192,11 @@ def predict_fluctuation(
         }
 
     undisturbed = perturbed(each(lambda z: torch.zeros_like(z[:1]), noise))
-    exact = {(name, step): t for name in names for step, t in getattr(undisturbed, name).items()}
+    exact = {(name, step): t for name in RECORDED for step, t in getattr(undisturbed, name).items()}
     together = seeds_together or len(run.seeds)
     starts = range(0, len(run.seeds), together)
     parts = [respond(each(lambda z, i=i: z[i : i + together], noise)) for i in starts]
-    answer, nonlinearity = {name: {} for name in names}, {}
+    answer, nonlinearity = {name: {} for name in RECORDED}, {}
     for name, step in exact:
         linear, mirrored = torch.cat([part.pop((name, step)) for part in parts], dim=1)
         # layer by layer in memory, however the run's seeds were put together: sums round with that

@@ -15,18 +15,16 @@ from ..devices import total_bytes
 # Shares of a card's memory that one temporary over tokens or parameters may take, of which some ten
 # exist at a time, and a group of attention matrices, of which two do.
 TEMPORARY, MATRICES = 1 / 64, 1 / 16
-# Where nothing tells how much memory there is.
-LEAST_MEMORY = 2**33
 
 
 def temporary_bytes(device: object) -> int:
     """The most that a temporary over tokens or parameters takes on a card."""
-    return int(TEMPORARY * _memory(device))
+    return int(TEMPORARY * total_bytes(device))
 
 
 def matrices_bytes(device: object) -> int:
     """The most that the attention matrices of a group take on a card."""
-    return int(MATRICES * _memory(device))
+    return int(MATRICES * total_bytes(device))
 
 
 def on_card(device: torch.device) -> bool:
@@ -49,7 +47,3 @@ def added(
     total = torch.zeros_like(like) if total is None else total
     total[at] += part
     return total
-
-
-def _memory(device: object) -> int:
-    return total_bytes(device) or LEAST_MEMORY

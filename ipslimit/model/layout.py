@@ -120,15 +120,15 @@ class Layout:
         """The symmetry pairs of these units; see `Units.pairs_of`."""
         return self.family.pairs_of(self)
 
-    def spread(self, named: dict[str, torch.Tensor]) -> torch.Tensor:
+    def spread(self, named: dict[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """One number of a part for all of its entries, (..., P, H) of (..., 1, H) by name.
 
-        1 in parts that are not named, of which there is one at least that is.
+        1 in parts that are not named, for as many units as `like` (..., any, H) is of.
         """
-        some = next(iter(named.values()))
-        one = some.new_ones(1).expand(some.shape)
+        lead, count = like.shape[:-2], like.shape[-1]
+        one = like.new_ones(1).expand(*lead, 1, count)
         parts = [
-            named.get(name, one).expand(*some.shape[:-2], rows.stop - rows.start, -1)
+            named.get(name, one).expand(*lead, rows.stop - rows.start, count)
             for name, rows in self.slices.items()
         ]
         return torch.cat(parts, dim=-2)

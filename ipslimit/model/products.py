@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+
+from ..resources import processor_says
 
 
 def on_any_threads(function: Callable) -> Callable:
@@ -36,8 +37,5 @@ def on_any_threads(function: Callable) -> Callable:
 @functools.cache
 def is_strict() -> bool:
     """Whether MKL computes the products, on a processor where its strict mode holds."""
-    try:
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no Linux
-        processor = platform.processor()
-    return torch.backends.mkl.is_available() and "GenuineIntel" in processor
+    maker = processor_says("vendor_id") or platform.processor()  # elsewhere than on Linux
+    return torch.backends.mkl.is_available() and "GenuineIntel" in maker

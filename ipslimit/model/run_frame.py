@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ..checks import require_choice
-from ..frames import TOKENS, frame_of, joined, token_columns
+from ..frames import contexts_of, frame_of, joined, token_columns
+from .run_state import RECORDED
 
 if TYPE_CHECKING:  # a run asks here for its frame
     from pandas import DataFrame
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # a run asks here for its frame
 
 def run_frame(run: ParticleRun, what: str) -> DataFrame:
     """`ParticleRun.to_frame`."""
-    require_choice("what", what, ("loss", *TOKENS))
+    require_choice("what", what, ("loss", *RECORDED))
     sizes = {"L": run.depth, "H": float(run.head_count)}
     if len(set(run.unit_numbers.values())) > 1:
         sizes |= {f"H_{family}": float(number) for family, number in run.unit_numbers.items()}
@@ -52,9 +53,7 @@ def _tokens(run: ParticleRun, what: str) -> dict[str, np.ndarray]:
     parts = []
     for step, values in recorded.items():
         layers, contexts, tokens = values.shape[1:4]
-        own = np.arange(contexts)
-        if not what.startswith("probe") and step in run.batches:
-            own = run.batches[step].cpu().numpy()
+        own = contexts_of(run, what, step, contexts)
         axes = {"seed": run.seeds, "layer": range(layers), "context": own, "token": range(tokens)}
         found = token_columns(what[-1], values, axes)
         parts.append({"step": step} | found | {"s": found["layer"] / run.depth})

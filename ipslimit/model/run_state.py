@@ -16,6 +16,8 @@ from .units import Units
 if TYPE_CHECKING:  # a run asks here for its state
     from .runs import ParticleRun
 
+# What runs and limits keep of the tokens at a step that is recorded.
+RECORDED = ("x", "p", "probe_x", "probe_p")
 # Which a problem cannot tell of a run.
 APART = ("nodes", "nodes_seed", "group")
 

@@ -54,13 +54,11 @@ def rescale_pairs(heads: Units, factors: torch.Tensor) -> Units:
             f"factors must be positive and finite; got minimum {float(factors.min()):g}, maximum "
             f"{float(factors.max()):g}. A change of sign is no rescaling."
         )
-    if not heads.layout.pairs:
-        return heads
     return heads.with_packed(heads.packed * pair_scale(heads.layout, factors))
 
 
 def pair_scale(layout: Layout, factors: torch.Tensor) -> torch.Tensor:
-    """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair of some."""
+    """The factor of every parameter, (..., P, H), of factors (..., 2, H), one a pair."""
     named: dict[str, torch.Tensor] = {}
     for pair, sides in enumerate(layout.pairs):
         c = factors[..., pair, None, :]
@@ -68,7 +66,7 @@ def pair_scale(layout: Layout, factors: torch.Tensor) -> torch.Tensor:
             for name in names:
                 if name in layout.slices:  # biases may be absent
                     named[name] = named[name] * factor if name in named else factor
-    return layout.spread(named)
+    return layout.spread(named, factors)
 
 
 def pair_ratios(heads: Units) -> torch.Tensor:

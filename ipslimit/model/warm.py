@@ -12,11 +12,9 @@ from .branch import Branch, States
 from .ends import Ends, EndStates
 from .problem_identity import require_same_problem
 from .rules.identity import require_same_rule
+from .run_state import RECORDED
 from .runs import ParticleRun
 from .training_problem import TrainingProblem
-
-# What is kept of the steps that the first run recorded.
-RECORDED = ("x", "p", "probe_x", "probe_p")
 
 
 def by_seed(t: torch.Tensor, depth: int) -> torch.Tensor:

@@ -117,7 +117,8 @@ class BlockAdamW(AdamW):
         g, n = gradient.packed, named(self.numbers(step), heads.packed)
         m = lerp(state["m"], g, n.rate1)
         v = n.beta2 * state["v"] + n.rate2 * self._block_sizes(heads.layout, g)
-        every = heads.layout.spread(dict(zip(heads.layout.names, v.split(1, dim=-2), strict=True)))
+        of_block = dict(zip(heads.layout.names, v.split(1, dim=-2), strict=True))
+        every = heads.layout.spread(of_block, v)
         return heads.with_packed(adam_step(heads.packed, m, every, n)), {"m": m, "v": v}
 
     def _block_sizes(self, layout: Layout, g: torch.Tensor) -> torch.Tensor:

@@ -133,7 +133,7 @@ def gauge_scale(heads: Heads, floor: float | torch.Tensor) -> tuple[torch.Tensor
         for name, places in chain.members:
             own = [factors[..., place, None, :] for place in places]
             named[name] = functools.reduce(torch.mul, own)
-    return heads.layout.spread(named), torch.stack(skipped, dim=-2)
+    return heads.layout.spread(named, heads.packed), torch.stack(skipped, dim=-2)
 
 
 def gauge_factors(norms: torch.Tensor, floors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
