@@ -5,7 +5,7 @@
 #             to 3.12; where pip finds torch for CUDA alone, it fetches 3 GB
 # make test-newest: the tests on the newest versions that pip finds, likewise; in both, what is
 #             deprecated is an error where this project's modules use it
-# make types: what type checkers say of a user's program (installs mypy)
+# make types: what mypy and pyright say of a user's program (installs both)
 # make test-models: the optimizers on models of transformers, timm, x-transformers, Lightning and
 #             accelerate, which it installs; models are built from configs, nothing is downloaded
 # make test-card: the kernels for a CUDA card in Triton's interpreter, without a card; it installs

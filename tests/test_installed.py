@@ -3,6 +3,7 @@
 import ast
 import configparser
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -243,20 +244,36 @@ wrong: int = version
 """
 
 
-@pytest.mark.slow
-def test_a_users_program_is_typed(wheels, tmp_path):
-    """Strictly: no call of what is not annotated, and what is wrong is seen."""
-    pytest.importorskip("mypy", reason="needs mypy: make types")
-    user = Installed(tmp_path / "venv")
+@pytest.fixture(scope="module")
+def user(wheels, tmp_path_factory):
+    """An environment with the wheel, and a program of a user's."""
+    folder = tmp_path_factory.mktemp("typed")
+    user = Installed(folder / "venv")
     user.install(next(wheels.glob("ipslimit-*.whl")))
     user.borrow()
-    (tmp_path / "script.py").write_text(TYPED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable"]
-    command += [user.bin / "python", "script.py"]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    lines = TYPED.splitlines()
-    found = [line for line in told.stdout.splitlines() if ": error: " in line]
-    assert len(found) == 1 and found[0].startswith(f"script.py:{len(lines)}: error: "), told.stdout
+    (folder / "script.py").write_text(TYPED)
+    return user, folder
+
+
+def lines_with_errors(checker, user, folder):
+    """Numbers of the program's lines in which a type checker finds something wrong."""
+    command = [sys.executable, "-m", checker]
+    if checker == "mypy":  # no call of what is not annotated
+        command += ["--strict", "--python-executable", user.bin / "python", "script.py"]
+        told = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+        return [int(line.split(":")[1]) for line in told.splitlines() if ": error: " in line]
+    command += ["--outputjson", "--pythonpath", user.bin / "python", "script.py"]
+    told = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+    found = json.loads(told)["generalDiagnostics"]
+    return [one["range"]["start"]["line"] + 1 for one in found if one["severity"] == "error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_users_program_is_typed(user, checker):
+    """What is wrong in it is seen, and nothing else."""
+    pytest.importorskip(checker, reason=f"needs {checker}: make types")
+    assert lines_with_errors(checker, *user) == [len(TYPED.splitlines())]
 
 
 def test_what_is_public_says_the_types_of_its_arguments():
