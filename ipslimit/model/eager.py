@@ -62,10 +62,8 @@ def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slic
 def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d).
 
-    A list `keep` is filled with what `vjp` would otherwise compute again, 4m numbers a token and
-    head, a copy of the heads, and where they at most double that the attention matrices too (see
-    `keeps_matrices`): for the autograd face, whose user expects the usual exchange of memory for
-    time, and for layers that are trained.
+    A list `keep` is filled with what `vjp` would otherwise compute again (see `kept_numbers`): for
+    the autograd face, whose user expects the usual exchange of memory for time, and for layers.
     """
     out = None
     matrices = keep is not None and keeps_matrices(x.shape[2], layout.m)
@@ -113,8 +111,17 @@ def vjp(
     return dx, dpacked, dweights
 
 
+def kept_numbers(contexts: int, tokens: int, layout: Layout) -> int:
+    """How many numbers `field` keeps a head: queries, keys, values, outputs, and a copy of it.
+
+    Attention matrices too, where they at most double that.
+    """
+    matrix = tokens if keeps_matrices(tokens, layout.m) else 0
+    return contexts * tokens * (4 * layout.m + matrix) + layout.size
+
+
 def keeps_matrices(tokens: int, m: int) -> bool:
-    """Whether N x N attention matrices are kept beside queries, keys, values and outputs."""
+    """Whether attention matrices are kept: no more numbers a token than what is kept anyway."""
     return tokens <= 4 * m
 
 
@@ -211,7 +218,7 @@ class _Block:
         return torch.arange(group.start, group.stop, device=self.q.device) % self.sizes[1]
 
     def attend(self, keep: bool = False) -> None:
-        """Compute the heads' attention outputs z (r h b, N, m), and keep their matrices if asked."""
+        """Compute the heads' attention outputs z (r h b, N, m), and keep matrices if asked."""
         z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
         if keep:
             self.attention = z.new_empty(len(z), self.sizes[-1], self.sizes[-1])
