@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
 from ipslimit import Units
 from ipslimit.devices import memory_name
+from ipslimit.model.branch import Branch
+from ipslimit.model.layers import kept_bytes
 from ipslimit.resources import processors
 from ipslimit.solvers.limit_memory import free_bytes, limit_bytes
 
@@ -28,7 +31,7 @@ def cell_bytes(study: SweepSetting, depth: int, count: int | None, seeds: int | 
     -----
     While seeds are trained, there are their units, the rule's state and one copy of the units a
     recorded step; while the constant is predicted, units and state of two models with all atoms a
-    seed. What is recorded of all seeds stays.
+    seed. What is recorded of all seeds stays. What layers keep for the way back comes on top.
     """
     setting, total = study.setting, study.sizes.seeds
     together = total if seeds is None else min(seeds, total)
@@ -41,20 +44,21 @@ def cell_bytes(study: SweepSetting, depth: int, count: int | None, seeds: int | 
     errors = (setting.step_contexts + setting.probes) * token * (depth + 1) * ERROR_COPIES
     # before errors are computed, sizes of all tokens in front of a norm are, after each way forward
     sizes = {"none": 0, "rms": 1, "layer": 2}[setting.norm] * setting.step_contexts * token * slots
+    kept_of = functools.partial(_kept_for_the_way_back, setting, depth)
     layer, with_state = (size * count for count in _numbers_of_a_layer(setting))
     if count is None:
         units = layers * stored * (with_state + layer * steps)
-        return units + tokens * 2 * steps + max(errors, sizes)
+        return units + tokens * 2 * steps + max(errors, sizes, kept_of(1, stored))
     held = min(count, stored) if exact else count
     kept = total * layers * layer * steps * held if exact else 0
     recorded = total * tokens * 2 * steps
     # units that are recorded of a law without atoms are dropped with their seeds
     units = together * layers * held * (with_state + (0 if exact else steps) * layer)
-    training = units + kept + recorded
+    training = units + kept + recorded + kept_of(together, held)
     if not study.constant or not exact:
         return training + max(total * errors, together * sizes)
     pairs = 2 * together * (layers * stored * with_state + tokens * 2 * steps)
-    predicting = kept + recorded + pairs + 2 * recorded
+    predicting = kept + recorded + pairs + 2 * recorded + kept_of(together, stored)
     return max(training, predicting) + max(total * errors, 2 * together * sizes)
 
 
@@ -66,6 +70,17 @@ def _numbers_of_a_layer(setting: Setting) -> tuple[int, int]:
         parameters += law.layout.size
         state += sum(t.numel() for t in rule.init(one).values())
     return parameters, parameters + state
+
+
+def _kept_for_the_way_back(setting: Setting, depth: int, seeds: int, count: int) -> int:
+    """Bytes that a way forward keeps on the CPU, of the larger of training and probe contexts."""
+    units = {}
+    for name, law in setting.laws.items():
+        one = torch.empty(1, law.layout.size, 1, dtype=DTYPES[setting.dtype])
+        packed = one.expand(-1, -1, count)  # of which the sizes alone are asked for
+        units[name] = Units.from_packed(packed, packed[:, 0], law.layout)
+    contexts = max(setting.step_contexts, setting.probes)
+    return kept_bytes(Branch(units), depth, seeds, contexts, setting.tokens)
 
 
 def seeds_that_fit(

@@ -155,7 +155,7 @@ def test_a_layer_of_any_size_is_tens_of_launches(sizes):
     """With the CPU's blocks the larger takes 16,161 and 50,115."""
     R, B, N, d, m, H = sizes
     heads = Heads.make_layout(m=m, d=d)
-    assert launches(eager, heads, R, B, N, H) == (13, 37)
+    assert launches(eager, heads, R, B, N, H) == (13, 35)
     units = Perceptrons.make_layout(n=m, d=d)
     assert launches(perceptrons_eager, units, R, B, N, H) == (9, 32)
 

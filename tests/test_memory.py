@@ -169,3 +169,14 @@ def test_the_limit_takes_no_more_nodes_than_there_is_room_for():
 
 def test_memory_that_is_left_is_a_positive_number_of_bytes():
     assert 10**6 < available_memory() < 10**15
+
+
+def test_what_layers_keep_for_the_way_back_is_counted(monkeypatch):
+    """Of the eager path, within its budget and for the larger of training and probe contexts."""
+    fused = cell_bytes(SMALL, 4, 4, 2)
+    monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
+    d, m, n, contexts, held = 3, 2, 3, 2, 4
+    numbers = contexts * n * (4 * m + n) + 4 * m * d
+    assert cell_bytes(SMALL, 4, 4, 2) - fused == 4 * 2 * held * numbers * 8
+    monkeypatch.setattr("ipslimit.model.layers.KEPT_BYTES", 4 * 2 * held * numbers * 8 - 1)
+    assert cell_bytes(SMALL, 4, 4, 2) == fused

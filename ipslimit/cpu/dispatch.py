@@ -31,6 +31,12 @@ VARIABLE = "IPSLIMIT_KERNEL"
 # small tokens and heads up to 3 times.
 CALLS = 5e5
 EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
+# From this size of tokens and heads on, the time is that of the library's products, which no loop
+# of ours comes up to everywhere: of as many heads as fill a vector the eager path, which keeps what
+# its transpose needs, takes 0.3 to 0.75 of the fused path's time on an AVX2 core. With AVX-512 they
+# are within a fifth of each other. In between:
+LARGE = 64
+EAGER_COST_LARGE = {torch.float32: 0.6, torch.float64: 0.85}
 # Those of perceptrons, whose work is counted for as many as fill a register (see `perceptrons`).
 PERCEPTRON_CALLS = 1.2e5
 PERCEPTRON_EAGER_COST = {torch.float32: 1.6, torch.float64: 1.4}
@@ -70,7 +76,8 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
     if _may_go_wide(dtype, device) and wide_heads(B, H, N, d, m, dtype):
         return "fused"
     operations, filled = vector_operations(B, H, N, d, m), H / (LANES * blocks_of(H))
-    return _cheaper(operations, filled, CALLS, EAGER_COST, dtype, device)
+    cost = EAGER_COST_LARGE if min(d, m) >= LARGE else EAGER_COST
+    return _cheaper(operations, filled, CALLS, cost, dtype, device)
 
 
 def choose_for_perceptrons(contexts: int, units: int, tokens: int, layout, dtype, device) -> str:
@@ -89,9 +96,10 @@ def wide_heads(contexts: int, heads: int, tokens: int, d: int, m: int, dtype) ->
     """Whether the fused path takes heads as `cpu.wide_attention` does, by sizes alone.
 
     It does where vectors that hold a few heads on several contexts are fuller than such of heads;
-    these take half a register in single precision, which small heads feel.
+    these take half a register in single precision, which small heads feel. Not where heads are
+    large, which are the library's (see `choose`).
     """
-    if contexts * tokens < WIDE_TOKENS or d < WIDE_SIZE:
+    if contexts * tokens < WIDE_TOKENS or d < WIDE_SIZE or min(d, m) >= LARGE:
         return False
     _, pack = shared_lanes(heads, REGISTER_BYTES // dtype.itemsize)
     filled, others = contexts / (pack * -(-contexts // pack)), heads / (LANES * blocks_of(heads))

@@ -62,7 +62,8 @@ def attention_field(
     -----
     Temporaries are bounded: on the eager path by its two budgets (see `eager`), on the fused one by
     at most 16 copies of the result and a few N (m + d) vectors of scratch a thread. With gradients
-    recorded, the eager path keeps queries, keys, values and outputs (4m numbers a token and head).
+    recorded, the eager path keeps queries, keys, values and outputs (4m numbers a token and head),
+    and attention matrices where N <= 4m.
     Source: Gibson & Reisinger, arXiv:2605.11059 (the weights and biases are our reading).
     """
     _require_heads(heads)

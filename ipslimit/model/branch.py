@@ -58,13 +58,19 @@ class Branch:
     sequential : bool
         In the particle transformer, an Euler step of each family in turn, on what the one before
         has made of the tokens; otherwise one step of their sum. `field` is the sum in either case.
+    kept : dict of family to list, optional
+        Filled by `field` with what its transpose at the same tokens can use, of these families.
     """
 
     def __init__(
-        self, families: Mapping[str, Units], norm: Norm | None = None, sequential: bool = False
+        self,
+        families: Mapping[str, Units],
+        norm: Norm | None = None,
+        sequential: bool = False,
+        kept: Mapping[str, list] | None = None,
     ):
         self.families = dict(families)
-        self.norm, self.sequential = norm, sequential
+        self.norm, self.sequential, self.kept = norm, sequential, kept or {}
 
     @classmethod
     def alone(cls, units: Units) -> Branch:
@@ -83,7 +89,9 @@ class Branch:
     def field(self, x: torch.Tensor, sight: bool | Sight = False) -> torch.Tensor:
         """Gamma(x; nu) (..., B, N, d) of x (..., B, N, d)."""
         y = self._normed(x)
-        total, *others = (units.field(y, sight) for units in self.families.values())
+        total, *others = (
+            units.field(y, sight, kept=self.kept.get(name)) for name, units in self.families.items()
+        )
         for other in others:
             total = total + other
         return total
@@ -125,7 +133,7 @@ class Branch:
         options = {"with_units": with_units, "with_outputs": with_inputs}
         dy, sums, inputs = None, {}, {}
         for name, units in self.families.items():
-            dx, dunits, *outputs = units.vjp(y, p, sight, **options)
+            dx, dunits, *outputs = units.vjp(y, p, sight, kept=self.kept.get(name), **options)
             dy = dx if dy is None else dy + dx
             if with_units:
                 sums[name] = dunits.packed
@@ -136,6 +144,15 @@ class Branch:
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.norm is None else self.norm(x)
+
+    def keeping(self, kept: Mapping[str, list]) -> Branch:
+        """The same branch at tokens of which something is kept."""
+        return Branch(self.families, self.norm, self.sequential, kept)
+
+    def kept_bytes(self, contexts: int, tokens: int) -> dict[str, int]:
+        """What `Units.kept_bytes` says of every family that keeps something."""
+        each = {name: u.kept_bytes(contexts, tokens) for name, u in self.families.items()}
+        return {name: size for name, size in each.items() if size > 0}
 
     def is_compiled(self, contexts: int, tokens: int) -> bool:
         """Whether sweeps over layers can run in compiled loops, see `Units.is_compiled`."""

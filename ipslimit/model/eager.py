@@ -27,6 +27,10 @@ TOKEN_BUDGET = 2**20
 PAIR_BUDGET = 2**19
 MATRIX_BUDGET = 2**24
 
+# torch's own transpose of its softmax, a row at a time: it reads a row before it writes it, so that
+# the result may take the cotangent's place.
+pull_back_softmax = torch.ops.aten._softmax_backward_data.out
+
 # `field` can keep for `vjp` what both need (see `passes`).
 KEEPS = True
 
@@ -58,14 +62,14 @@ def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slic
 def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
     """Gamma(x) of shape (R, B, N, d).
 
-    A list `keep` is filled with what `vjp` would otherwise compute again, 4m numbers a token and
-    head and a copy of the heads: for the autograd face, whose user expects the usual exchange of
-    memory for time.
+    A list `keep` is filled with what `vjp` would otherwise compute again (see `kept_numbers`): for
+    the autograd face, whose user expects the usual exchange of memory for time, and for layers.
     """
     out = None
+    matrices = keep is not None and keeps_matrices(x.shape[2], layout.m)
     for row, context, head in _each_block(x, weights, layout):
         block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
-        block.attend()
+        block.attend(matrices)
         out = added(out, block.outputs(weights[row, head]), (row, context), x)
         if keep is not None:
             keep.append(block)
@@ -107,6 +111,20 @@ def vjp(
     return dx, dpacked, dweights
 
 
+def kept_numbers(contexts: int, tokens: int, layout: Layout) -> int:
+    """How many numbers `field` keeps a head: queries, keys, values, outputs, and a copy of it.
+
+    Attention matrices too, where they at most double that.
+    """
+    matrix = tokens if keeps_matrices(tokens, layout.m) else 0
+    return contexts * tokens * (4 * layout.m + matrix) + layout.size
+
+
+def keeps_matrices(tokens: int, m: int) -> bool:
+    """Whether attention matrices are kept: no more numbers a token than what is kept anyway."""
+    return tokens <= 4 * m
+
+
 class _Block:
     """Attention of h heads on (r, b) contexts, and its transpose.
 
@@ -130,7 +148,7 @@ class _Block:
         tokens = self._for_each_head(x)
         qkv = torch.bmm(tokens, self.w) if bias is None else torch.baddbmm(bias, tokens, self.w)
         self.q, self.k, self.v = self._matrices_of(qkv).split(m, dim=-1)
-        self.z = None
+        self.z = self.attention = None
 
     def _bias(self, packed: torch.Tensor, name: str) -> torch.Tensor | None:
         """(r h, 1, length) of one bias, or None."""
@@ -162,7 +180,10 @@ class _Block:
         return t.view(r, h, b * n, -1).transpose(1, 2).reshape(r, b * n, -1)
 
     def _groups(self):
-        """(slice of r h b, rows, their logits, their attention), in memory used again for each."""
+        """(slice of r h b, rows, room for their logits, their attention).
+
+        In memory used again for each, unless all attention is to be kept, or was.
+        """
         total, n = len(self.q), self.sizes[-1]
         size, pairs, entries = self.q.element_size(), PAIR_BUDGET, MATRIX_BUDGET
         if on_card(self.q.device):
@@ -170,13 +191,18 @@ class _Block:
             entries = pairs // size
         step = max(1, min(total, pairs // (n**2 * size)))
         height = n if step > 1 else max(1, min(n, entries // n))
-        room = [self.q.new_empty(step, height, n) for _ in range(2)]
+        room = self.q.new_empty(step, height, n)
+        spare = self.q.new_empty(step, height, n) if self.attention is None else None
         hidden, shifts = self.sight.hidden(n, self.q.device), self.sight.shifts
         starts = itertools.product(range(0, total, step), range(0, n, height))
         for start, top in starts:
             group, rows = slice(start, min(start + step, total)), slice(top, min(top + height, n))
             sizes = slice(group.stop - start), slice(rows.stop - top)
-            logits, attention = (t[sizes] for t in room)
+            logits = room[sizes]
+            attention = spare[sizes] if self.attention is None else self.attention[group, rows]
+            if self.z is not None and self.attention is not None:
+                yield group, rows, logits, attention
+                continue
             torch.bmm(self.q[group, rows], self.k[group].mT, out=logits)
             if shifts is not None:
                 logits += shifts[self._contexts(group)].unsqueeze(1)
@@ -191,11 +217,14 @@ class _Block:
         """Of which contexts the matrices of a group are."""
         return torch.arange(group.start, group.stop, device=self.q.device) % self.sizes[1]
 
-    def attend(self) -> None:
-        """Compute the heads' attention outputs z (r h b, N, m)."""
-        self.z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
+    def attend(self, keep: bool = False) -> None:
+        """Compute the heads' attention outputs z (r h b, N, m), and keep matrices if asked."""
+        z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
+        if keep:
+            self.attention = z.new_empty(len(z), self.sizes[-1], self.sizes[-1])
         for group, rows, _, attention in self._groups():
-            _bmm(attention, self.v[group], out=self.z[group, rows])
+            _bmm(attention, self.v[group], out=z[group, rows])
+        self.z = z
 
     def summed_outputs(self) -> torch.Tensor:
         """z summed over contexts and tokens by their weights, (r, m, h)."""
@@ -232,8 +261,7 @@ class _Block:
             # all attention is on one token, the difference is exactly zero, and keys and queries of
             # any size multiply it.
             torch.bmm(dz[group, rows], self.v[group].mT, out=logits)
-            mean = logits.mul_(attention).sum(-1, keepdim=True)
-            logits.addcmul_(attention, mean, value=-1.0)
+            pull_back_softmax(logits, attention, -1, logits.dtype, grad_input=logits)
             _bmm(logits, self.k[group], out=dq[group, rows])
             _bmm(logits.mT, self.q[group, rows], out=dk[group], add=add)
         return dqkv.view(3, r, h, b * n, m).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)

@@ -87,6 +87,13 @@ class Heads(Units):
         """Whether the fused kernel is chosen for these sizes, see `cpu.dispatch.choose`."""
         return self._chosen(contexts, tokens) == "fused"
 
+    def kept_bytes(self, contexts: int, tokens: int) -> int:
+        """Of the eager path's queries, keys, values, outputs and attention; 0 on other paths."""
+        if self._chosen(contexts, tokens) != "eager":
+            return 0
+        numbers = eager.kept_numbers(contexts, tokens, self.layout)
+        return numbers * self.count * self.dtype.itemsize
+
     def is_swept(self, contexts: int, tokens: int) -> bool:
         return self._chosen(contexts, tokens) == "triton"
 

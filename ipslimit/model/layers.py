@@ -14,9 +14,23 @@ import dataclasses
 import torch
 
 from .branch import Branch, States
+from .budgets import on_card
 from .rules import Rule
 from .sharded import add_up
 from .sight import Sight
+
+# Where all layers and seeds together take no more, what a layer's field and its transpose share is
+# kept on the way forward. It changes no bit, only who computes it twice.
+KEPT_BYTES = 2**28
+
+
+@dataclasses.dataclass
+class Kept:
+    """What is kept of one way forward, by layers' stages, until the way back of the same states."""
+
+    x: torch.Tensor
+    sight: Sight
+    stages: list[dict[str, list]]
 
 
 @dataclasses.dataclass
@@ -75,12 +89,22 @@ class Layers:
         self.depth, self.seeds = branch.lead
         self.depth = tied or self.depth
         self.stages = len(branch.stages)
+        self._kept: Kept | None = None
 
-    def forward(self, contexts: torch.Tensor, sight: Sight) -> torch.Tensor:
-        """All hidden states, (L stages + 1, seeds, B, N, d), of contexts ([seeds,] B, N, d)."""
+    def forward(self, contexts: torch.Tensor, sight: Sight, keep: bool = False) -> torch.Tensor:
+        """All hidden states, (L stages + 1, seeds, B, N, d), of contexts ([seeds,] B, N, d).
+
+        `keep` for a way back to come, of these very states and layers: it then finds what it can
+        use, within a budget (`kept_bytes`).
+        """
         shape = self.seeds, *contexts.shape[-3:]
         x = contexts.new_empty(self.depth * self.stages + 1, *shape)
         x[0] = contexts
+        if keep:
+            sizes = self.depth, self.seeds, *shape[1:3]
+            names = self.branch.kept_bytes(*shape[1:3]) if kept_bytes(self.branch, *sizes) else ()
+            each = [{name: [] for name in names} for _ in x[1:]]
+            self._kept = Kept(x, sight, each) if names else None
         self._forward(x, sight)
         self.cost["field"] += self.depth
         return x
@@ -98,16 +122,23 @@ class Layers:
         p = x.new_empty(slots, *x.shape[1:])
         p[(len(x) - 1) % slots] = p_end
         self._backward(x, p, sight, training)
+        if self._kept is not None and self._kept.x is x and self._kept.sight is sight:
+            self._kept = None
         self.cost["vjp"] += self.depth
         return p if keep else p[:1]
 
-    def _layer(self, r: int) -> Branch:
-        return self.branch[0 if self.tied else r]
+    def _stages(self, r: int, x: torch.Tensor, sight: Sight) -> list[tuple[int, Branch]]:
+        """The slots of x that a layer's stages start from, and the stages, with what is kept."""
+        stages = list(enumerate(self.branch[0 if self.tied else r].stages, start=r * self.stages))
+        kept = self._kept
+        if kept is None or kept.x is not x or kept.sight is not sight:
+            return stages
+        return [(i, stage.keeping(kept.stages[i])) for i, stage in stages]
 
     def _forward(self, x: torch.Tensor, sight: Sight) -> None:
         """x_{r+1} = x_r + Gamma(x_r; nu_r) / L, from x_0 on."""
         for r in range(self.depth):
-            for i, stage in enumerate(self._layer(r).stages, start=r * self.stages):
+            for i, stage in self._stages(r, x, sight):
                 self._residual(x[i], self._add_up(stage.field(x[i], sight)), x[i + 1])
 
     def _backward(
@@ -120,8 +151,7 @@ class Layers:
         for r in range(self.depth - 1, -1, -1):
             sums: dict[str, torch.Tensor] = {}
             means: dict[str, torch.Tensor] = {}
-            for j, stage in reversed(list(enumerate(self._layer(r).stages))):
-                i = r * self.stages + j
+            for i, stage in reversed(self._stages(r, x, sight)):
                 cotangent = p[(i + 1) % slots]
                 asked = training is not None, with_means
                 dx, *found = self._pull(stage, x[i], cotangent, sight, *asked)
@@ -177,6 +207,17 @@ class Layers:
                 # no seed is looked for: that would make the host wait for a card at every layer
                 alive = training.alive.view(-1, *[1] * (target.ndim - 1))
                 torch.where(alive, value, target, out=target)
+
+
+def kept_bytes(branch: Branch, depth: int, seeds: int, contexts: int, tokens: int) -> int:
+    """Bytes that a way forward keeps for the way back, of so many layers; 0 beyond the budget.
+
+    On a card nothing is kept.
+    """
+    if on_card(branch.device):
+        return 0
+    total = depth * seeds * sum(branch.kept_bytes(contexts, tokens).values())
+    return total if total <= KEPT_BYTES else 0
 
 
 def _apart(t: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:

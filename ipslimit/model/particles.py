@@ -265,7 +265,7 @@ def _train(
         elif step in options.evaluate:
             probes = feed.probes, problem.B
             run.probe_loss[step] = ends.mean_loss(*probes, lambda *x: layers.forward(*x)[-1])
-        x = layers.forward(ends.enter(batch.inputs), batch.sight)
+        x = layers.forward(ends.enter(batch.inputs), batch.sight, keep or step < steps)
         read = ends.read(x[-1], batch)
         run.loss[:, step] = read.loss
         run.flag(step, _finite(x[-1]) & torch.isfinite(run.loss[:, step]))
@@ -330,7 +330,7 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 def _record_probes(
     layers: Layers, ends: Ends, problem: TrainingProblem, run: ParticleRun, step: int, batch: Batch
 ) -> None:
-    x = layers.forward(ends.enter(batch.inputs), batch.sight)
+    x = layers.forward(ends.enter(batch.inputs), batch.sight, True)
     read = ends.read(x[-1], batch)
     run.probe_loss[step] = read.loss
     lit_p = _lit_costates(layers, problem, batch, x, read.costate)

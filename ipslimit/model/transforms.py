@@ -9,29 +9,36 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import torch_transforms
+from ..checks import shown, torch_transforms
 from . import passes
 from .sight import Sight
 
 
-def field(x: torch.Tensor, units, sight: Sight) -> torch.Tensor:
-    """Gamma(x; nu), of which a gradient can be had where one is recorded."""
+def field(x: torch.Tensor, units, sight: Sight, kept: list | None = None) -> torch.Tensor:
+    """Gamma(x; nu), of which a gradient can be had where one is recorded; else `kept` is filled."""
+    _require_list(kept)
     tensors = (x, units.packed, units.weights)
     if torch_transforms():
         return _Field.apply(*tensors, units.layout, sight, None)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _Field.apply(*map(differentiable, tensors), units.layout, sight, [])
-    return passes.field(x, units, sight)
+    return passes.field(x, units, sight, kept)
 
 
-def vjp(x, units, cotangent, sight: Sight, with_units: bool, with_outputs: bool) -> tuple:
+def vjp(x, units, cotangent, sight: Sight, with_units, with_outputs, kept=None) -> tuple:
     """The transpose, as `passes.vjp`; under torch.func as a function that it can map over."""
+    _require_list(kept)
     if not torch_transforms():
-        return passes.vjp(x, units, cotangent, sight, with_units, with_outputs)
+        return passes.vjp(x, units, cotangent, sight, with_units, with_outputs, kept)
     tensors, layout = (x, units.packed, units.weights, cotangent), units.layout
     dx, *found = _Transpose.apply(*tensors, layout, sight, with_units, with_outputs, None)
     dunits = units.from_packed(*found[:2], layout) if with_units else None
     return (dx, dunits, found[2]) if with_outputs else (dx, dunits)
+
+
+def _require_list(kept: object) -> None:
+    if kept is not None and not isinstance(kept, list):
+        raise TypeError(f"kept must be a list or None; got {shown(kept)}. Give `field` kept=[].")
 
 
 def differentiable(t: torch.Tensor) -> torch.Tensor:

@@ -201,7 +201,9 @@ class Units:
 
     # ------------------------------------------------------------------ the field, its transpose
 
-    def field(self, x: torch.Tensor, causal: bool | Sight = False) -> torch.Tensor:
+    def field(
+        self, x: torch.Tensor, causal: bool | Sight = False, *, kept: list | None = None
+    ) -> torch.Tensor:
         """Gamma(x; nu), differentiable (once) in x and in the units; see `attention_field`.
 
         Parameters
@@ -210,6 +212,7 @@ class Units:
             B contexts of N tokens; leading dimensions broadcast against those of the units.
         causal : bool or Sight
             Token i is moved by tokens j <= i only; or more of what tokens see, see `sight`.
+        kept : list, optional, filled with what `vjp` would compute again, where that can be kept
 
         Returns
         -------
@@ -221,7 +224,7 @@ class Units:
             For shapes, dtypes or devices that do not fit together.
         """
         sight = self._check(x, causal)
-        return transforms.field(x, self, sight)
+        return transforms.field(x, self, sight, kept)
 
     def vjp(
         self,
@@ -231,13 +234,14 @@ class Units:
         *,
         with_units: bool = True,
         with_outputs: bool = False,
+        kept: list | None = None,
     ) -> tuple:
         """Transpose of the field's derivative; see `attention_vjp`, which this is for heads.
 
         Parameters
         ----------
-        x, causal
-            As in `field`.
+        x, causal, kept
+            As in `field`, which has filled `kept`.
         cotangent : tensor, shape (..., B, N, d)
             Broadcasts to the shape of the field.
         with_units : bool
@@ -265,7 +269,7 @@ class Units:
             )
         require_same("dtype", [("x", x), ("cotangent", cotangent)])
         require_same("device", [("x", x), ("cotangent", cotangent)])
-        return transforms.vjp(x, self, cotangent, sight, with_units, with_outputs)
+        return transforms.vjp(x, self, cotangent, sight, with_units, with_outputs, kept)
 
     @staticmethod
     def unit_field(x: torch.Tensor, causal: bool, **parts: torch.Tensor) -> torch.Tensor:
@@ -293,6 +297,10 @@ class Units:
     def is_swept(self, contexts: int, tokens: int) -> bool:
         """Whether the kernels of the card can take such units through whole sweeps."""
         return False
+
+    def kept_bytes(self, contexts: int, tokens: int) -> int:
+        """Of what `field` keeps for `vjp` of a leading index, by sizes alone."""
+        return 0
 
     def _check(self, x: torch.Tensor, causal: bool | Sight) -> Sight:
         sight = Sight.of(causal)
@@ -384,7 +392,7 @@ class Units:
 
 
 def _require_tensor(name: str, value: object) -> None:
-    # not converted as elsewhere: a kernel that copies its input on every call would hide the cost
+    # not converted as elsewhere: a kernel that copies its input at each call would hide the cost
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"{name} must be a tensor; got {shown(value)}. Pass torch.as_tensor({name})."
