@@ -115,7 +115,14 @@ def every_rule():
 
 
 RULES = every_rule()
-EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+# All options away from their defaults are held by the rebalanced too: those alone are slow.
+EVERY_RULE = pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, id=name, marks=[pytest.mark.slow] * (" with " in name))
+        for name, rule in RULES.items()
+    ],
+)
 # Rules whose step moves by rounding where their gradient does, and is linear in nothing smaller.
 SMOOTH_KINDS = {
     name: kind for name, kind in KINDS.items() if name not in ("own elementwise", "lion", "muon")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_but
 from test_memory import measured_peak
 
 import ipslimit.experiments.cells
@@ -303,7 +304,7 @@ def test_compare_lays_a_block_on_its_limit():
     assert found.run.unit_numbers == {"attention": 8, "perceptron": 8}
 
 
-@pytest.mark.parametrize("case", ["everything", "perceptrons", "tied"])
+@pytest.mark.parametrize("case", slow_but(["everything", "perceptrons", "tied"], "perceptrons"))
 def test_independent_solvers_agree_at_the_units_of_a_branch(case):
     setting = setting_of(case).varied(tokens=2, probes=0)
     problem = setting.make_problem()

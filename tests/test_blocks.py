@@ -188,6 +188,7 @@ def test_tied_layers_are_one_layer_trained_by_the_mean_of_its_gradients():
         torch.testing.assert_close(tied, mean, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_tied_layers_tend_to_their_limit_like_one_over_depth():
     of = problem(tied=True)
     limit = solve_limit(of, SGD(0.3), 3, 1e-7)
@@ -200,6 +201,7 @@ def test_tied_layers_tend_to_their_limit_like_one_over_depth():
         assert 1.7 < coarse / middle < 2.3 and 1.8 < middle / fine < 2.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"sequential": False}, {"sequential": True}])
 def test_blocks_tend_to_the_limit_of_the_sum_like_one_over_depth(options):
     of = problem(block(**options), batch=3)

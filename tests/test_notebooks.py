@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from slow_cases import slow_but
 
 import ipslimit
 import ipslimit.nn
@@ -13,6 +14,7 @@ import ipslimit.optim
 from ipslimit import solvers
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
+FIRST = FOLDER / "01_rates.ipynb"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PUBLIC = {
     module.__name__: set(module.__all__)
@@ -47,7 +49,7 @@ def executed(path):
     return seconds, [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", slow_but(NOTEBOOKS, FIRST, ids=lambda path: path.stem))
 def test_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     seconds, outputs = executed(path)

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from modules import GroupedAttention, SwiGLU, seeded
+from slow_cases import slow_but
 from torch import nn
 
 from ipslimit.optim import SAGGS, balance, find_pairs, rescale_pair
@@ -106,7 +107,7 @@ def test_states_scale_as_declared(name):
         assert torch.equal(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_but(OPTIMIZERS, "AdamW", "SGD", "Muon"))
 def test_twins_follow_one_trajectory(name):
     """Networks that differ by powers of two stay the same to the bit once both are balanced."""
     kind, options = OPTIMIZERS[name]

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 
 import matplotlib.image
 import pytest
+from slow_cases import slow_but
 
 from ipslimit.experiments.cli import main
 from ipslimit.experiments.provenance import provenance
@@ -99,17 +100,31 @@ def small(name, out):
     return study(**(SIZES | {"out": out} | options))
 
 
+class Folders(dict):
+    """name -> folder of a study, which runs when it is first asked for, and once."""
+
+    def __init__(self, factory):
+        super().__init__()
+        self.factory = factory
+
+    def __missing__(self, name):
+        folder = self[name] = self.factory.mktemp(name)
+        small(name, folder).measure(progress=False).write(folder)
+        return folder
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Every study, run once: name -> folder."""
-    found = {}
-    for study in STUDIES:
-        folder = found[study.NAME] = tmp_path_factory.mktemp(study.NAME)
-        small(study.NAME, folder).measure(progress=False).write(folder)
-    return found
+    return Folders(tmp_path_factory)
 
 
 NAMES = [study.NAME for study in STUDIES]
+# Those of a few seconds. The others have tests of what is their own, and run among the slow ones.
+FAST = "rates epsilon laws steps scaling influence chaos".split()
+
+
+def studies(names=NAMES):
+    return pytest.mark.parametrize("name", slow_but(names, *FAST))
 
 
 def test_the_help_lists_every_study_and_says_how_to_give_ones_own(capsys):
@@ -120,6 +135,7 @@ def test_the_help_lists_every_study_and_says_how_to_give_ones_own(capsys):
     assert all(f" {name} " in printed for name in [*NAMES, "all"])
 
 
+@pytest.mark.slow
 def test_all_runs_every_study_with_its_flags_and_binds_a_report(tmp_path, monkeypatch, folders):
     asked = []
 
@@ -137,7 +153,7 @@ def test_all_runs_every_study_with_its_flags_and_binds_a_report(tmp_path, monkey
     assert all(study.TITLE in page for study in STUDIES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@studies()
 def test_a_study_writes_numbers_tables_figures_and_one_sentence(folders, name):
     finding = read_finding(folders[name])
     assert finding["study"] == name and finding["design"] and finding["theory"]
@@ -173,9 +189,7 @@ TRAIN = "uniform flow chaos_cells epsilon scaling".split()
 SOLVE = "beside chaos_cells epsilon motion".split()
 
 
-@pytest.mark.parametrize(
-    "name", ["tokens", "uniform", "epsilon", "scaling", "horizon", "flow", "chaos"]
-)
+@studies(["tokens", "uniform", "epsilon", "scaling", "horizon", "flow", "chaos"])
 def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     """Nothing is trained again, and the finding is the same."""
 
@@ -191,8 +205,9 @@ def test_a_finished_study_is_read_from_its_cells(folders, name, monkeypatch):
     assert (folders[name] / "finding.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("name, module", [("uniform", uniform), ("scaling", scaling)])
-def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, name, module):
+@studies(["uniform", "scaling"])
+def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, name):
+    module = {"uniform": uniform, "scaling": scaling}[name]
     calls, solves = [], []
     original, solve = module.train_particles, beside.solve_limit
     monkeypatch.setattr(beside, "solve_limit", lambda *a, **o: solves.append(a) or solve(*a, **o))
@@ -215,11 +230,10 @@ def test_a_killed_study_loses_the_cell_in_flight_only(tmp_path, monkeypatch, nam
     assert not list((tmp_path / "cells").glob("*.solved"))
 
 
-@pytest.mark.parametrize(
-    "name, cells", [("scaling", "spread-*"), ("uniform", "uniform-*"), ("epsilon", "control-*")]
-)
-def test_cells_of_another_form_are_reported_and_computed_again(folders, tmp_path, name, cells):
+@studies(["scaling", "uniform", "epsilon"])
+def test_cells_of_another_form_are_reported_and_computed_again(folders, tmp_path, name):
     """Though their checksum fits."""
+    cells = {"scaling": "spread-*", "uniform": "uniform-*", "epsilon": "control-*"}[name]
     shutil.copytree(folders[name], tmp_path, dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in (tmp_path / "cells").glob(cells)}
     hostile = [{}, [], {"rows": 5}, None, 1.5]
@@ -251,9 +265,7 @@ def test_sentences_follow_the_numbers(folders):
     assert ("x rms" in listed) == held
 
 
-@pytest.mark.parametrize(
-    "name", ["rates", "epsilon", "laws", "steps", "causal", "scaling", "sharpness"]
-)
+@studies(["rates", "epsilon", "laws", "steps", "causal", "scaling", "sharpness"])
 def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
     finding = read_finding(folders[name])
     table = "slopes" if name == "scaling" else "exponents"
@@ -277,16 +289,17 @@ def test_every_exponent_of_a_fluctuation_in_depth_has_a_verdict(folders, name):
     assert shown or name in ("steps", "causal")
 
 
-def test_differences_have_half_widths_and_verdicts_of_their_intervals(folders):
-    for name, kept in (("causal", {"bias", "fluctuation"}), ("uniform", {None})):
-        finding = read_finding(folders[name])
-        (rows,) = (t["rows"] for t in finding["tables"] if t["name"] == "differences")
-        assert {row.get("term") for row in rows} == kept
-        for row in rows:
-            assert row["half-width"] == pytest.approx((row["high"] - row["low"]) / 2)
-            expected = equivalence((row["low"], row["high"]))
-            assert row["verdict"] in (expected, "ascent has not ended")
-            assert f"{row['half-width']:.2f}" in finding["sentence"] or name == "causal"
+@studies(["causal", "uniform"])
+def test_differences_have_half_widths_and_verdicts_of_their_intervals(folders, name):
+    finding = read_finding(folders[name])
+    (rows,) = (t["rows"] for t in finding["tables"] if t["name"] == "differences")
+    kept = {"causal": {"bias", "fluctuation"}, "uniform": {None}}[name]
+    assert {row.get("term") for row in rows} == kept
+    for row in rows:
+        assert row["half-width"] == pytest.approx((row["high"] - row["low"]) / 2)
+        expected = equivalence((row["low"], row["high"]))
+        assert row["verdict"] in (expected, "ascent has not ended")
+        assert f"{row['half-width']:.2f}" in finding["sentence"] or name == "causal"
 
 
 def test_command_line_studies_and_reports(capsys, tmp_path):
@@ -323,7 +336,7 @@ class Page(HTMLParser):
 
 
 def test_report_is_one_whole_page_that_asks_for_nothing(folders):
-    findings = [read_finding(folder) for folder in folders.values()]
+    findings = [read_finding(folders[name]) for name in FAST]
     page = Page(report(findings))
     assert page.open == []
     images = [a for a in page.addresses if a.startswith("data:image/png;base64,")]
@@ -335,7 +348,7 @@ def test_report_is_one_whole_page_that_asks_for_nothing(folders):
         assert " ".join(finding["sentence"].split()) in words
         assert finding["title"] in words and finding["measured"][0]["text"] in words
         assert all(table["title"] in words for table in finding["tables"])
-    assert '"drawn_tokens": 8' in words  # settings
+    assert '"token_nodes": 8' in words  # settings
 
 
 def test_report_may_hold_a_study_twice_and_any_text(folders):

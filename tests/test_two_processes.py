@@ -9,6 +9,9 @@ from resumed_training import FORMS, resumed
 from sharded_training import SCENES, tensor_parallel, two_processes
 from uneven_training import one_process, refused, shared_state, uneven
 
+# Two processes are started and import torch, and train in some twenty scenes.
+pytestmark = pytest.mark.slow
+
 RESUMED = [
     (optimizer, form) for optimizer in ("SBO, ema", "SAGGS", "AdamW, centred") for form in FORMS
 ]
