@@ -7,9 +7,9 @@ import types
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
+from ..compilation import inner_loop
 from ..model.rules import arithmetic
 
 
@@ -29,7 +29,7 @@ def for_entries(function: Callable) -> Callable:
         function.__closure__,
     )
     copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
-    return njit(error_model="numpy")(copy)  # which divides by zero as tensors do
+    return inner_loop(error_model="numpy")(copy)  # which divides by zero as tensors do
 
 
 @overload(arithmetic.sqrt)

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
-from numba import njit
 
-from ..compilation import caller, compiled_callback, compiled_entry
+from ..compilation import caller, compiled_callback, compiled_entry, inner_loop
 from ..model import rules
 from ..model.heads import Heads
 from ..model.rules import BlockAdamW, Clip, GaugeAdamW, Rebalance, Rule, SBOAdamW
@@ -256,7 +255,7 @@ def _signature(dtype: str):
 _call = caller(lambda arguments: _signature(str(arguments[0].dtype)))
 
 
-@njit
+@inner_loop
 def update(step, layer, theta, g, means, states):
     """One step on theta (P, H), given the sum g (P, H) of which step.per_token times is g.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from ..compilation import compiled_entry
+from ..compilation import compiled_entry, inner_loop
 from .branches import branch_field, branch_vjp, family_sums, tokens_read
 from .kernel import combine, part
 from .rule_loops import input_means
@@ -35,7 +34,7 @@ def residual_rows(base, branch, scale, out):
         combine(out[row], base[row], scale, branch[row])
 
 
-@njit
+@inner_loop
 def is_finite(values):
     for b in range(values.shape[0]):
         for i in range(values.shape[1]):
@@ -212,7 +211,7 @@ def backward_rows(
                     )
 
 
-@njit
+@inner_loop
 def train(family, trained, norm, sight, layer, at, x, sums, means, room):
     """Update the units of one family of a layer, in place."""
     step, theta = trained.step, family.packed[at]
