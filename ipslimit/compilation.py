@@ -75,16 +75,20 @@ def compiled_entry(*sources: str | Path) -> Callable:
     return decorate
 
 
-def inner_loop(function: Callable | None = None, **options) -> Callable:
+def inner_loop(function: Callable | None = None, *, allocates=False, **options) -> Callable:
     """Decorator: compile for compiled code alone, that is for entries, callbacks and other loops.
 
     numba would optimise such a function by itself, make machine code of it with two wrappers, and
-    then do it all once more in whatever calls it. Here it is done where an entry is compiled that
-    everything it calls has become part of, which takes less than half the time.
+    then do it all once more in whatever calls it; and it would do so again for every literal that
+    it is called with, and count references to each array that is passed on. Here it is optimised
+    with the entries that it has become part of, once for all values of a type, and owns nothing.
 
     Parameters
     ----------
     function : callable
+    allocates : bool
+        Whether arrays are made in it, or returned by it or by what it calls. Without, numba refuses
+        to make one, but would lose count of one that is returned.
     options : of `numba.njit`
 
     Raises
@@ -93,11 +97,12 @@ def inner_loop(function: Callable | None = None, **options) -> Callable:
         When it is called from Python.
     """
     if function is None:
-        return functools.partial(inner_loop, **options)
+        return functools.partial(inner_loop, allocates=allocates, **options)
     if numba.config.DISABLE_JIT:
         return function
-    given = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **options}
-    return InnerLoop(function, targetoptions=given, pipeline_class=InnerCompiler)
+    options |= {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options["_nrt"] = allocates
+    return InnerLoop(function, targetoptions=options, pipeline_class=InnerCompiler)
 
 
 def compiled_callback(signature, function: Callable, *sources: str | Path, keep: bool) -> CFunc:
@@ -114,7 +119,7 @@ def compiled_callback(signature, function: Callable, *sources: str | Path, keep:
     keep : bool
         False for code of the user's, whose sources nobody knows.
     """
-    callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={})
+    callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={"_nrt": False})
     if keep:
         _keep(callback, function, sources)
     callback.compile()
@@ -187,6 +192,10 @@ class InnerLoop(CPUDispatcher):
             f"{self.py_func.__qualname__} is called from compiled code alone; make it a "
             "compiled_entry, or take its py_func"
         )
+
+    def get_call_template(self, args, kws):
+        loose = [types.unliteral(kind) for kind in args]
+        return super().get_call_template(loose, {k: types.unliteral(v) for k, v in kws.items()})
 
     def add_overload(self, cres):
         self.overloads[tuple(cres.signature.args)] = cres  # and not to what Python calls

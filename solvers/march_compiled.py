@@ -116,7 +116,7 @@ def copy(out, values):
                 out[b, i, a] = values[b, i, a]
 
 
-@inner_loop
+@inner_loop(allocates=True)
 def space(families, value):
     """What `slope` works in: a number for each unit of the largest family, and two fields."""
     units = 0

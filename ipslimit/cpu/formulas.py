@@ -29,7 +29,8 @@ def for_entries(function: Callable) -> Callable:
         function.__closure__,
     )
     copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
-    return inner_loop(error_model="numpy")(copy)  # which divides by zero as tensors do
+    # which divides by zero as tensors do, and may hold anything that numba knows
+    return inner_loop(copy, allocates=True, error_model="numpy")
 
 
 @overload(arithmetic.sqrt)

@@ -47,7 +47,7 @@ def seed_field(s, kernel, x, packed, weights, out, groups, sight):
         call_field(address, (s, place, x, packed, weights, out, *shares, sight, j > 0))
 
 
-@inner_loop
+@inner_loop(allocates=True)
 def seed_vjp(
     s, kernel, x, packed, weights, cotangent, dx, dpacked, dweights, groups, sight, with_units
 ):

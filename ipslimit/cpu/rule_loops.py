@@ -138,7 +138,7 @@ def gauge_adamw(n, block, per_token, place, theta, g, means, states):
             theta[i, h] = n.keep * theta[i, h] - n.lr * g[i, h]
 
 
-@inner_loop(error_model="numpy")
+@inner_loop(allocates=True, error_model="numpy")
 def _gauge_directions(n, per_token, place, theta, g, states):
     """Moments of all blocks, whose numbers differ in lr alone; g takes what theta moves against."""
     first, second, _, skipped = states
@@ -156,7 +156,7 @@ def _gauge_directions(n, per_token, place, theta, g, states):
         start = place.ends[block]
 
 
-@inner_loop(error_model="numpy")
+@inner_loop(allocates=True, error_model="numpy")
 def _gauge_scale(floor, place, theta, scale, skipped):
     """Multiply scale (blocks, H) by the factors of `gauge_scale`, and count chains without any."""
     number, matrices = theta.dtype.type, len(place.chained)
@@ -197,7 +197,12 @@ def _gauge_scale(floor, place, theta, scale, skipped):
                     scale[member[0], h] *= factors[k, h]
 
 
-@inner_loop(error_model="numpy")
+def clipped(norm, per_token, g):
+    """`clip`, as a callback."""
+    clip(norm, per_token, g)
+
+
+@inner_loop(allocates=True, error_model="numpy")
 def clip(norm, per_token, g):
     """Scale the gradient of every unit by min(1, norm / |g|); see `Clip`."""
     size = np.empty((2, g.shape[1]), g.dtype)
@@ -211,7 +216,12 @@ def clip(norm, per_token, g):
             g[i, h] *= size[0, h]
 
 
-@inner_loop(error_model="numpy")
+def balanced(damping, powers, moves_means, place, theta, g, means, states):
+    """`balance`, as a callback."""
+    balance(damping, powers, moves_means, place, theta, g, means, states)
+
+
+@inner_loop(allocates=True, error_model="numpy")
 def balance(damping, powers, moves_means, place, theta, g, means, states):
     """Balance all symmetry pairs; see `Rebalance`.
 

@@ -211,7 +211,7 @@ def backward_rows(
                     )
 
 
-@inner_loop
+@inner_loop(allocates=True)
 def train(family, trained, norm, sight, layer, at, x, sums, means, room):
     """Update the units of one family of a layer, in place."""
     step, theta = trained.step, family.packed[at]
