@@ -22,14 +22,14 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
-from numba.core.registry import CPUDispatcher
 from numba.core.serialize import dumps, loads
 from numba.extending import intrinsic
 
+from .compilers import EntryCompiler, InnerCompiler, InnerCompilerOfAnything, InnerLoop
+
 # What compiled code is made of, together with what its function's own file calls elsewhere.
-CPU_SOURCES = (Path(__file__), *sorted(Path(__file__).with_name("cpu").glob("*.py")))
+_HERE = Path(__file__).parent
+CPU_SOURCES = (Path(__file__), _HERE / "compilers.py", *sorted(_HERE.glob("cpu/*.py")))
 # Seconds of compilation after which the user is told what is going on.
 ANNOUNCE_AFTER = 2.0
 # No kept function comes near: a file of this size is no file of ours.
@@ -68,14 +68,16 @@ def compiled_entry(*sources: str | Path) -> Callable:
         if numba.config.DISABLE_JIT:
             return function
         # whose wrapper for C callbacks nobody calls
-        compiled = njit(nogil=True, no_cfunc_wrapper=True)(function)
+        compiled = njit(nogil=True, no_cfunc_wrapper=True, pipeline_class=EntryCompiler)(function)
         _keep(compiled, function, (*CPU_SOURCES, *sources))
         return compiled
 
     return decorate
 
 
-def inner_loop(function: Callable | None = None, *, allocates=False, **options) -> Callable:
+def inner_loop(
+    function: Callable | None = None, *, allocates=False, ours=True, **options
+) -> Callable:
     """Decorator: compile for compiled code alone, that is for entries, callbacks and other loops.
 
     numba would optimise such a function by itself, make machine code of it with two wrappers, and
@@ -89,6 +91,8 @@ def inner_loop(function: Callable | None = None, *, allocates=False, **options) 
     allocates : bool
         Whether arrays are made in it, or returned by it or by what it calls. Without, numba refuses
         to make one, but would lose count of one that is returned.
+    ours : bool
+        False for code of the user's, which may hold whatever numba knows.
     options : of `numba.njit`
 
     Raises
@@ -97,12 +101,13 @@ def inner_loop(function: Callable | None = None, *, allocates=False, **options) 
         When it is called from Python.
     """
     if function is None:
-        return functools.partial(inner_loop, allocates=allocates, **options)
+        return functools.partial(inner_loop, allocates=allocates, ours=ours, **options)
     if numba.config.DISABLE_JIT:
         return function
     options |= {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     options["_nrt"] = allocates
-    return InnerLoop(function, targetoptions=options, pipeline_class=InnerCompiler)
+    compiler = InnerCompiler if ours else InnerCompilerOfAnything
+    return InnerLoop(function, targetoptions=options, pipeline_class=compiler)
 
 
 def compiled_callback(signature, function: Callable, *sources: str | Path, keep: bool) -> CFunc:
@@ -119,7 +124,9 @@ def compiled_callback(signature, function: Callable, *sources: str | Path, keep:
     keep : bool
         False for code of the user's, whose sources nobody knows.
     """
-    callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={"_nrt": False})
+    kinds = signature.args, signature.return_type
+    options = {"_nrt": False}
+    callback = CFunc(function, kinds, locals={}, options=options, pipeline_class=EntryCompiler)
     if keep:
         _keep(callback, function, sources)
     callback.compile()
@@ -182,50 +189,6 @@ def _keep(compiled, function: Callable, sources: Sequence[str | Path]) -> None:
             "no folder can be written to keep compiled code in, so every process compiles "
             "anew. Set NUMBA_CACHE_DIR to one that can."
         )
-
-
-class InnerLoop(CPUDispatcher):
-    """What compiled code calls and Python cannot, for want of machine code of its own."""
-
-    def __call__(self, *args, **kwargs):
-        raise TypeError(
-            f"{self.py_func.__qualname__} is called from compiled code alone; make it a "
-            "compiled_entry, or take its py_func"
-        )
-
-    def get_call_template(self, args, kws):
-        loose = [types.unliteral(kind) for kind in args]
-        return super().get_call_template(loose, {k: types.unliteral(v) for k, v in kws.items()})
-
-    def add_overload(self, cres):
-        self.overloads[tuple(cres.signature.args)] = cres  # and not to what Python calls
-
-
-class InnerCompiler(Compiler):
-    """numba's compiler, whose result is left as it is until it is linked into an entry."""
-
-    def _compile_core(self):
-        state = self.state
-        state.flags.no_compile = True
-        state.library = InnerLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
-        result = super()._compile_core()
-        called = object()  # callers know it by this, where others have a function of Python's
-        state.targetctx.insert_user_function(called, result.fndesc, [result.library])
-        return result._replace(entry_point=called)
-
-
-class InnerLibrary(JITCodeLibrary):
-    """Code that is optimised, and made machine code, only with what it has been linked into."""
-
-    def _optimize_functions(self, ll_module):
-        ll_module.data_layout = self._codegen._data_layout
-
-    def _optimize_final_module(self):
-        pass
-
-    def _finalize_final_module(self):
-        self._finalize_dynamic_globals()
-        self._finalized = True
 
 
 class KeptCode(FunctionCache):

@@ -7,7 +7,6 @@ take, in scratch and in vector operations.
 
 from __future__ import annotations
 
-
 from ..compilation import inner_loop
 from ..model.heads import BIASES
 from ..model.layout import Layout

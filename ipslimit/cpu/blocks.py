@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 
-
 from ..compilation import inner_loop
 from .lanes import (
     ONE,

@@ -18,6 +18,7 @@ from ..model.norm import KINDS, Norm
 from . import fused
 from .kernel import seed_field, seed_vjp
 from .kernels import kernel_for
+from .lanes import matrix_in
 
 
 class Family(NamedTuple):
@@ -192,7 +193,7 @@ def add(out, other):
                 out[b, i, a] += other[b, i, a]
 
 
-@inner_loop(allocates=True)
+@inner_loop
 def tokens_read(norm, x, room):
     """What units read of the tokens x (B, N, d): these, or those normed, which go to `room`."""
     if norm[0] == 0:
@@ -201,7 +202,7 @@ def tokens_read(norm, x, room):
     return room
 
 
-@inner_loop(allocates=True)
+@inner_loop
 def branch_field(s, families, which, norm, at, sight, x, out, room):
     """Set `out` to the field of the families first .. last - 1 at x (B, N, d).
 
@@ -223,7 +224,7 @@ def branch_field(s, families, which, norm, at, sight, x, out, room):
             add(out, other)
 
 
-@inner_loop(allocates=True)
+@inner_loop
 def branch_vjp(
     s, families, which, norm, at, sight, x, cotangent, out, sums, dweights, with_units, room
 ):
@@ -251,8 +252,8 @@ def branch_vjp(
         pulled(norm, x, out, out)
 
 
-@inner_loop(allocates=True)
+@inner_loop(inline="always")
 def family_sums(family, sums, wanted):
     """The sums (rows, H) of a family among the flat sums of all; none of them if not wanted."""
     rows, count = family.rows if wanted else 0, family.packed.shape[2]
-    return sums[family.start : family.start + rows * count].reshape((rows, count))
+    return matrix_in(sums, family.start, rows, count)

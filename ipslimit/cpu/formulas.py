@@ -30,7 +30,7 @@ def for_entries(function: Callable) -> Callable:
     )
     copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
     # which divides by zero as tensors do, and may hold anything that numba knows
-    return inner_loop(copy, allocates=True, error_model="numpy")
+    return inner_loop(copy, allocates=True, ours=False, error_model="numpy")
 
 
 @overload(arithmetic.sqrt)

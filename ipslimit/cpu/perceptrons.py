@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-
 from ..compilation import inner_loop
 from ..model.layout import Layout
 from . import cost

@@ -141,7 +141,14 @@ def step_of(
 def no_step(units: Units) -> Step:
     """What stands for a step where nothing is trained."""
     return _step(
-        units, (0, 0, 0), by_block({}, units.layout, units.dtype), 0.0, 0.0, 0.0, (0,) * SLOTS, False
+        units,
+        (0, 0, 0),
+        by_block({}, units.layout, units.dtype),
+        0.0,
+        0.0,
+        0.0,
+        (0,) * SLOTS,
+        False,
     )
 
 

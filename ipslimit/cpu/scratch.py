@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-
 from ..compilation import inner_loop
 from .lanes import WIDTH, ZERO
 

@@ -8,7 +8,6 @@ number of registers; what is beyond their columns is never read out.
 
 from __future__ import annotations
 
-
 from ..compilation import inner_loop
 from .blocks import store_some_or_add
 from .lanes import (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 
-
 from ..compilation import inner_loop
 from ..model.layout import Layout
 from . import cost

@@ -6,7 +6,6 @@ here: one unit's c-th neuron beside the next one's.
 
 from __future__ import annotations
 
-
 from ..compilation import inner_loop
 from ..model.layout import Layout
 from . import cost
