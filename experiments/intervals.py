@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy
+
+from ipslimit.measure.rates.quantiles import student
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,5 +65,5 @@ def over_seeds(values: Sequence[float]) -> SeedMean:
     if finite.size < 2:
         return SeedMean(mean, None, None, tuple(given.tolist()))
     deviation = float(finite.std(ddof=1)) / math.sqrt(finite.size)
-    half = float(scipy.stats.t.ppf(0.975, finite.size - 1)) * deviation
+    half = float(student(0.975, finite.size - 1)) * deviation
     return SeedMean(mean, mean - half, mean + half, tuple(given.tolist()))

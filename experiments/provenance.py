@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib import metadata
 
 import numpy
 import scipy
@@ -35,8 +36,6 @@ def provenance(device: object = "auto") -> dict:
     that were found finished may come from another version or machine: it decides no cell's name,
     since what it changes is rounding.
     """
-    import numba  # slow to import, and help needs no versions
-
     device = resolve_device(device)
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     machine = {
@@ -46,8 +45,9 @@ def provenance(device: object = "auto") -> dict:
     }
     if kernel := os.environ.get(VARIABLE):
         machine[VARIABLE] = kernel
-    packages = {"torch": torch, "numpy": numpy, "scipy": scipy, "numba": numba}
+    packages = {"torch": torch, "numpy": numpy, "scipy": scipy}
     versions = {"ipslimit": ipslimit.__version__}
     versions |= {name: str(module.__version__) for name, module in packages.items()}
+    versions["numba"] = metadata.version("numba")  # which takes long to import
     versions["python"] = platform.python_version()
     return {"versions": versions, "machine": machine}

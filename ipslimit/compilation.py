@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import logging
@@ -24,8 +25,11 @@ from numba.core.ccallback import CFunc
 from numba.core.serialize import dumps, loads
 from numba.extending import intrinsic
 
+from .compilers import EntryCompiler, InnerCompiler, InnerCompilerOfAnything, InnerLoop
+
 # What compiled code is made of, together with what its function's own file calls elsewhere.
-CPU_SOURCES = (Path(__file__), *sorted(Path(__file__).with_name("cpu").glob("*.py")))
+_HERE = Path(__file__).parent
+CPU_SOURCES = (Path(__file__), _HERE / "compilers.py", *sorted(_HERE.glob("cpu/*.py")))
 # Seconds of compilation after which the user is told what is going on.
 ANNOUNCE_AFTER = 2.0
 # No kept function comes near: a file of this size is no file of ours.
@@ -63,11 +67,47 @@ def compiled_entry(*sources: str | Path) -> Callable:
     def decorate(function):
         if numba.config.DISABLE_JIT:
             return function
-        compiled = njit(nogil=True)(function)
+        # whose wrapper for C callbacks nobody calls
+        compiled = njit(nogil=True, no_cfunc_wrapper=True, pipeline_class=EntryCompiler)(function)
         _keep(compiled, function, (*CPU_SOURCES, *sources))
         return compiled
 
     return decorate
+
+
+def inner_loop(
+    function: Callable | None = None, *, allocates=False, ours=True, **options
+) -> Callable:
+    """Decorator: compile for compiled code alone, that is for entries, callbacks and other loops.
+
+    numba would optimise such a function by itself, make machine code of it with two wrappers, and
+    then do it all once more in whatever calls it; and it would do so again for every literal that
+    it is called with, and count references to each array that is passed on. Here it is optimised
+    with the entries that it has become part of, once for all values of a type, and owns nothing.
+
+    Parameters
+    ----------
+    function : callable
+    allocates : bool
+        Whether arrays are made in it, or returned by it or by what it calls. Without, numba refuses
+        to make one, but would lose count of one that is returned.
+    ours : bool
+        False for code of the user's, which may hold whatever numba knows.
+    options : of `numba.njit`
+
+    Raises
+    ------
+    TypeError
+        When it is called from Python.
+    """
+    if function is None:
+        return functools.partial(inner_loop, allocates=allocates, ours=ours, **options)
+    if numba.config.DISABLE_JIT:
+        return function
+    options |= {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options["_nrt"] = allocates
+    compiler = InnerCompiler if ours else InnerCompilerOfAnything
+    return InnerLoop(function, targetoptions=options, pipeline_class=compiler)
 
 
 def compiled_callback(signature, function: Callable, *sources: str | Path, keep: bool) -> CFunc:
@@ -84,7 +124,9 @@ def compiled_callback(signature, function: Callable, *sources: str | Path, keep:
     keep : bool
         False for code of the user's, whose sources nobody knows.
     """
-    callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={})
+    kinds = signature.args, signature.return_type
+    options = {"_nrt": False}
+    callback = CFunc(function, kinds, locals={}, options=options, pipeline_class=EntryCompiler)
     if keep:
         _keep(callback, function, sources)
     callback.compile()

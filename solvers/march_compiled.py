@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 
-from ipslimit.compilation import compiled_entry
+from ipslimit.compilation import compiled_entry, inner_loop
 from ipslimit.cpu import fused
 from ipslimit.cpu.branches import Sizes, branch_field, branch_vjp, families_of, norm_of, sums_of
 from ipslimit.cpu.kernel import combine, part
@@ -108,7 +107,7 @@ class CompiledAdams(CompiledMarch):
         return adams, scheme, len(START) + len(predict)
 
 
-@njit
+@inner_loop
 def copy(out, values):
     """out = values, for (B, N, d); numba's own assignment takes seconds to compile."""
     for b in range(out.shape[0]):
@@ -117,7 +116,7 @@ def copy(out, values):
                 out[b, i, a] = values[b, i, a]
 
 
-@njit
+@inner_loop(allocates=True)
 def space(families, value):
     """What `slope` works in: a number for each unit of the largest family, and two fields."""
     units = 0
@@ -126,7 +125,7 @@ def space(families, value):
     return np.empty(units, value.dtype), (np.empty_like(value), np.empty_like(value))
 
 
-@njit
+@inner_loop
 def slope(s, branch, node, states, value, out, sums, dweights, with_units, room):
     """The field at a node; where there are states, its transpose at them, and its unit sums."""
     families, norm, sight = branch

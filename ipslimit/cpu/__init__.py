@@ -36,7 +36,8 @@ a second. From outside, tensors come in through `fused` and `layers`, arrays thr
 compiled loops elsewhere, such as the march of the limit through depth, call `branch_field` and
 `branch_vjp` of `branches`. All that enters compiled code from Python is a
 `compilation.compiled_entry`, and what it calls by address, a kernel or a rule's step, a
-`compilation.compiled_callback`: both are kept on disk. So a family or a rule costs the compilation
+`compilation.compiled_callback`: both are kept on disk. All else is a `compilation.inner_loop`,
+which becomes part of these and is compiled with them. So a family or a rule costs the compilation
 of itself alone, and no loop is compiled twice for another.
 
 None of this is a second definition. The field and its transpose are those of `model.eager`, to

@@ -7,8 +7,7 @@ take, in scratch and in vector operations.
 
 from __future__ import annotations
 
-from numba import njit
-
+from ..compilation import inner_loop
 from ..model.heads import BIASES
 from ..model.layout import Layout
 from . import cost
@@ -110,7 +109,7 @@ def group_vjp(
         sum_heads(s, at.sums, (end - chunk) * tokens * d, dx, chunk * tokens * d, add)
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def read_place(place):
     """The head size, and the first rows of bq, bk, bv, bo."""
     return place[0], (place[1], place[2], place[3], place[4])

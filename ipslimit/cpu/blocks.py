@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
+from ..compilation import inner_loop
 from .lanes import (
     ONE,
     WIDTH,
@@ -33,7 +32,7 @@ from .sight import number_at
 from .tiles import product, token_product
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def copy_numbers(s, at, array, first, count):
     """Copy `count` numbers of a C-contiguous array, from flat position `first`, to the scratch."""
     whole = count // WIDTH * WIDTH
@@ -43,13 +42,13 @@ def copy_numbers(s, at, array, first, count):
         store(s, at + whole, load_some(array, first + whole, count - whole))
 
 
-@njit
+@inner_loop
 def fill(s, at, vectors, value):
     for i in range(vectors):
         store(s, at + i * WIDTH, value)
 
 
-@njit
+@inner_loop
 def load_heads(s, at, packed, weights, head, d, m, biases, transpose):
     """Bring the parameters of heads head .. head + WIDTH - 1 to the scratch, in its units.
 
@@ -91,7 +90,7 @@ def load_heads(s, at, packed, weights, head, d, m, biases, transpose):
             store(s, at.bo + a * WIDTH, value if transpose else value * weight)
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def project(s, at, tokens, d, m):
     """q, k, v of every token."""
     token_product(
@@ -105,7 +104,7 @@ def project(s, at, tokens, d, m):
     )
 
 
-@njit
+@inner_loop
 def load_shifts(s, at, sight, context, tokens):
     """What is added to the logits of every token of a context, in all lanes."""
     if sight.shifts != 0:
@@ -115,7 +114,7 @@ def load_shifts(s, at, sight, context, tokens):
             store(s, at.shifts + j * WIDTH, shift)
 
 
-@njit
+@inner_loop
 def block_field(s, at, sums, tokens, d, m, sight, context, has_bo):
     """Add the weighted outputs of the loaded heads on the loaded context to `sums` (N, d)."""
     like, contexts = constant(s, 0.0), (context, 1, WIDTH)
@@ -138,7 +137,7 @@ def block_field(s, at, sums, tokens, d, m, sight, context, has_bo):
                 store(s, cell, load(s, cell) + load(s, at.bo + a * WIDTH))
 
 
-@njit
+@inner_loop
 def block_vjp(s, at, sums, tokens, d, m, sight, context, has_bo, with_heads, with_outputs):
     """Add dx of the loaded heads and context to `sums`, the heads' derivatives to theirs."""
     wide, like, contexts = 3 * m * WIDTH, constant(s, 0.0), (context, 1, WIDTH)
@@ -209,7 +208,7 @@ def block_vjp(s, at, sums, tokens, d, m, sight, context, has_bo, with_heads, wit
             store(s, at.outputs + c * WIDTH, total)
 
 
-@njit
+@inner_loop
 def store_some_or_add(array, offset, count, value, add):
     if count == WIDTH:  # without a mask, which takes several times as long
         if add:
@@ -221,7 +220,7 @@ def store_some_or_add(array, offset, count, value, add):
         store_some(array, offset, count, value)
 
 
-@njit
+@inner_loop
 def store_head_derivatives(s, at, dpacked, dweights, size, head, d, m, biases, add):
     """Write the loaded heads' derivatives, per unit weight, or add them to what is there.
 
@@ -261,7 +260,7 @@ def store_head_derivatives(s, at, dpacked, dweights, size, head, d, m, biases, a
         store_some_or_add(dpacked, (size + c) * stride + head, count, value, add)
 
 
-@njit
+@inner_loop
 def sum_heads(s, sums, count, out, first, add):
     """out[first + i] = sum over the lanes of the i-th vector of `sums`, with `out` taken flat."""
     for i in range(count):

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
-from ..compilation import compiled_entry
+from ..compilation import compiled_entry, inner_loop
 from ..model.branch import Branch
 from ..model.norm import KINDS, Norm
 from . import fused
 from .kernel import seed_field, seed_vjp
 from .kernels import kernel_for
+from .lanes import matrix_in
 
 
 class Family(NamedTuple):
@@ -128,7 +128,7 @@ class CompiledNorm(Norm):
         return out
 
 
-@njit(error_model="numpy")
+@inner_loop(error_model="numpy")
 def inverse_size(norm, x):
     """(mean that is taken off, inverse size) of one token x (d,)."""
     kind, eps = norm
@@ -142,7 +142,7 @@ def inverse_size(norm, x):
     return mean, x.dtype.type(1) / math.sqrt(square / size + eps)
 
 
-@njit
+@inner_loop
 def normed(norm, x, y):
     """The normed tokens y of x, for (B, N, d)."""
     for b in range(x.shape[0]):
@@ -152,7 +152,7 @@ def normed(norm, x, y):
                 y[b, i, a] = (x[b, i, a] - mean) * inverse
 
 
-@njit(error_model="numpy")
+@inner_loop(error_model="numpy")
 def pulled(norm, x, dy, out):
     """The transpose of the norm at x, of cotangents dy; `out` may be `dy`."""
     size = x.dtype.type(x.shape[2])
@@ -185,7 +185,7 @@ def pull_rows(norm, x, dy, out):
         pulled(norm, x[row], dy[row], out[row])
 
 
-@njit
+@inner_loop
 def add(out, other):
     for b in range(out.shape[0]):
         for i in range(out.shape[1]):
@@ -193,7 +193,7 @@ def add(out, other):
                 out[b, i, a] += other[b, i, a]
 
 
-@njit
+@inner_loop
 def tokens_read(norm, x, room):
     """What units read of the tokens x (B, N, d): these, or those normed, which go to `room`."""
     if norm[0] == 0:
@@ -202,7 +202,7 @@ def tokens_read(norm, x, room):
     return room
 
 
-@njit
+@inner_loop
 def branch_field(s, families, which, norm, at, sight, x, out, room):
     """Set `out` to the field of the families first .. last - 1 at x (B, N, d).
 
@@ -224,7 +224,7 @@ def branch_field(s, families, which, norm, at, sight, x, out, room):
             add(out, other)
 
 
-@njit
+@inner_loop
 def branch_vjp(
     s, families, which, norm, at, sight, x, cotangent, out, sums, dweights, with_units, room
 ):
@@ -252,8 +252,8 @@ def branch_vjp(
         pulled(norm, x, out, out)
 
 
-@njit
+@inner_loop(inline="always")
 def family_sums(family, sums, wanted):
     """The sums (rows, H) of a family among the flat sums of all; none of them if not wanted."""
     rows, count = family.rows if wanted else 0, family.packed.shape[2]
-    return sums[family.start : family.start + rows * count].reshape((rows, count))
+    return matrix_in(sums, family.start, rows, count)

@@ -7,9 +7,9 @@ import types
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
+from ..compilation import inner_loop
 from ..model.rules import arithmetic
 
 
@@ -29,7 +29,8 @@ def for_entries(function: Callable) -> Callable:
         function.__closure__,
     )
     copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
-    return njit(error_model="numpy")(copy)  # which divides by zero as tensors do
+    # which divides by zero as tensors do, and may hold anything that numba knows
+    return inner_loop(copy, allocates=True, ours=False, error_model="numpy")
 
 
 @overload(arithmetic.sqrt)

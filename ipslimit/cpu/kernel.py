@@ -8,22 +8,21 @@ or through depth, are `seed_field` and `seed_vjp`; calls from Python go through 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from ..compilation import compiled_entry
+from ..compilation import compiled_entry, inner_loop
 from . import cost
 from .kernels import call_field, call_vjp
 
-blocks_of = njit(inline="always")(cost.blocks_of)
+blocks_of = inner_loop(inline="always")(cost.blocks_of)
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def part(index, parts, total):
     """(first, last) of one of `parts` nearly equal parts of range(total)."""
     return index * total // parts, (index + 1) * total // parts
 
 
-@njit
+@inner_loop
 def combine(out, base, scale, branch):
     """out = base + scale * branch, for (B, N, d); `branch` may be `out`."""
     for b in range(out.shape[0]):
@@ -32,7 +31,7 @@ def combine(out, base, scale, branch):
                 out[b, i, a] = base[b, i, a] + scale * branch[b, i, a]
 
 
-@njit
+@inner_loop
 def seed_field(s, kernel, x, packed, weights, out, groups, sight):
     """The whole field of one seed; the bits do not depend on who computes it.
 
@@ -48,7 +47,7 @@ def seed_field(s, kernel, x, packed, weights, out, groups, sight):
         call_field(address, (s, place, x, packed, weights, out, *shares, sight, j > 0))
 
 
-@njit
+@inner_loop(allocates=True)
 def seed_vjp(
     s, kernel, x, packed, weights, cotangent, dx, dpacked, dweights, groups, sight, with_units
 ):

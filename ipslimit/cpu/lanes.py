@@ -20,6 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.np.arrayobj import populate_array
 
 from .cost import LANES, REGISTER_BYTES
 
@@ -220,6 +221,28 @@ def set_number(typingctx, array, offset, value):
         return context.get_dummy_value()
 
     return types.void(array, types.intp, array.dtype), codegen
+
+
+@intrinsic
+def matrix_in(typingctx, array, start, rows, columns):
+    """The matrix (rows, columns) in a flat array from `start` on: a view, which owns nothing."""
+    kind = types.Array(array.dtype, 2, "C")
+
+    def codegen(context, builder, signature, args):
+        data, start, rows, columns = args
+        itemsize = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
+        matrix = context.make_array(kind)(context, builder)
+        populate_array(
+            matrix,
+            data=element_address(context, builder, signature.args[0], data, start),
+            shape=(rows, columns),
+            strides=(builder.mul(columns, itemsize), itemsize),
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return matrix._getvalue()
+
+    return kind(array, *[types.intp] * 3), codegen
 
 
 @intrinsic

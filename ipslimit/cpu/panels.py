@@ -15,9 +15,10 @@ register, see `lanes.register_width`; all of them are dense.
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from ..compilation import inner_loop
 from .lanes import (
     ONE,
     REGISTER_BYTES,
@@ -142,7 +143,7 @@ _project4, _project8 = _panel(4, True), _panel(8, True)
 _apply4, _apply8 = _panel(4, False), _panel(8, False)
 
 
-@njit
+@inner_loop
 def project(s, out, right, bias, step, left, rows, inner, columns):
     """out (rows, columns) from numbers (rows, inner), a matrix (inner, columns) and a bias.
 
@@ -166,7 +167,7 @@ def project(s, out, right, bias, step, left, rows, inner, columns):
             )
 
 
-@njit
+@inner_loop
 def apply(s, out, left, right, rows, columns, inner):
     """out (rows, columns) += the products of (rows, inner) with (inner, columns)."""
     width = register_width(s)
@@ -188,7 +189,7 @@ def apply(s, out, left, right, rows, columns, inner):
             )
 
 
-@njit
+@inner_loop
 def add_outer(s, out, left, right, rows, columns, tokens):
     """out (rows, columns) += the products of numbers (tokens, rows) with (tokens, columns)."""
     width = register_width(s)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-from numba import njit
-
+from ..compilation import inner_loop
 from ..model.layout import Layout
 from . import cost
 from .blocks import copy_numbers, fill, store_some_or_add
@@ -76,7 +75,7 @@ def vector_operations(contexts: int, tokens: int, d: int, layout: Layout, count:
     return cost.perceptron_operations(contexts, count, tokens, layout)
 
 
-@njit
+@inner_loop
 def _lay_out(tokens, d, n, width):
     """The `Scratch` for so many tokens; numbers, not vectors, are x, the cotangents, and dbo."""
     vector = REGISTER_BYTES
@@ -192,13 +191,13 @@ def group_vjp(
         sum_units(s, at.sums, tokens * d, dx, chunk * d, add)
 
 
-@njit
+@inner_loop
 def clear(s, at, count):
     """Zeros in the place of `count` numbers, a multiple of WIDTH."""
     fill(s, at, count // WIDTH, constant(s, 0.0))
 
 
-@njit
+@inner_loop
 def sum_units(s, sums, count, out, first, add):
     """out[first + i] = sum over the units of the i-th vector of `sums`, with `out` taken flat."""
     width = register_width(s)
@@ -207,7 +206,7 @@ def sum_units(s, sums, count, out, first, add):
         store_some_or_add(out, first + i, min(WIDTH, count - i), total, add)
 
 
-@njit
+@inner_loop
 def load_units(s, at, p, packed, weights, unit, end, d, transpose):
     """Bring the parameters of `width` units from `unit` on to the scratch, one block after another.
 
@@ -237,7 +236,7 @@ def load_units(s, at, p, packed, weights, unit, end, d, transpose):
                 store(s, at.b_out + a * width + half, value if transpose else value * weight)
 
 
-@njit
+@inner_loop
 def load_input(s, parts, rows, packed, weight, lanes, d, n, transpose):
     """An input matrix (d, n) and its bias of one block, with zeros for one that is absent."""
     width, stride = register_width(s), packed.shape[1]
@@ -256,14 +255,14 @@ def load_input(s, parts, rows, packed, weight, lanes, d, n, transpose):
         store(s, b + c * width + half, value)
 
 
-@njit
+@inner_loop
 def multiply(s, out, other, count):
     """Multiply `count` numbers by others."""
     for i in range(0, count, WIDTH):
         store(s, out + i, load(s, out + i) * load(s, other + i))
 
 
-@njit
+@inner_loop
 def panel_field(s, at, p, first, tokens, shape):
     """Add the weighted outputs of the loaded units on some tokens to their sums.
 
@@ -285,7 +284,7 @@ def panel_field(s, at, p, first, tokens, shape):
                 store(s, i + a, load(s, i + a) + load(s, at.b_out + a))
 
 
-@njit
+@inner_loop
 def panel_vjp(s, at, p, first, tokens, shape, with_units, with_hidden, seen):
     """Add dx of the loaded units on some tokens to the sums, the units' derivatives to theirs.
 
@@ -322,7 +321,7 @@ def panel_vjp(s, at, p, first, tokens, shape, with_units, with_hidden, seen):
                 add_columns(s, at.db_factor, at.y, tokens, n, ZERO, ZERO)
 
 
-@njit
+@inner_loop
 def sum_up(s, sums, neurons, out, tokens, shape):
     """Add the products of neurons with their outer matrix: in every lane, or over all neurons."""
     d, n, row, wide = shape
@@ -333,7 +332,7 @@ def sum_up(s, sums, neurons, out, tokens, shape):
         apply(s, sums, neurons, out, tokens, d, n)
 
 
-@njit
+@inner_loop
 def add_columns(s, total, neurons, tokens, n, weights, first):
     """Add up neurons over tokens, times the weights from `first` on if their address is not 0."""
     row = n * register_width(s)
@@ -348,7 +347,7 @@ def add_columns(s, total, neurons, tokens, n, weights, first):
         store(s, total + c, value)
 
 
-@njit
+@inner_loop
 def store_rows(s, at, count_rows, array, row, lanes, add):
     """Write a block of vectors to rows of packed units, or add it to what is there."""
     width, stride = register_width(s), array.shape[1]
@@ -358,7 +357,7 @@ def store_rows(s, at, count_rows, array, row, lanes, add):
         store_some_or_add(array, (row + i) * stride + unit, count, value, add)
 
 
-@njit
+@inner_loop
 def store_derivatives(s, at, p, dpacked, dweights, size, unit, end, d, add):
     """Write the loaded units' derivatives, per unit weight, or add them to what is there.
 

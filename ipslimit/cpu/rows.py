@@ -30,8 +30,8 @@ transpose then goes through the tiles once more.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..compilation import inner_loop
 from .lanes import ZERO, constant_like, fma, load_like, maximum, store, width_of
 from .powers import exp2
 from .sight import integer_at, seen_by
@@ -41,7 +41,7 @@ from .tiles import product, row_product
 LOWEST = -3e38
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def attend(s, like, at, tokens, sight, contexts, m):
     """z = a v of all rows.
 
@@ -57,7 +57,7 @@ def attend(s, like, at, tokens, sight, contexts, m):
     normalise(s, like, at, ZERO, tokens, m)
 
 
-@njit
+@inner_loop
 def pull(s, like, at, tokens, sight, contexts, m, dweight):
     """z of all rows, and what they give to dprojected, of dz, which is divided by the sums of e.
 
@@ -83,7 +83,7 @@ def pull(s, like, at, tokens, sight, contexts, m, dweight):
     return dweight
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def tile_of(at, first, end, start, tokens, sight, contexts):
     """(first row, rows, first column, columns): of a panel before `end`, what any of it sees."""
     rows = min(at.panel, end - first)
@@ -91,7 +91,7 @@ def tile_of(at, first, end, start, tokens, sight, contexts):
     return first, rows, start, min(at.columns, seen - start)
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def logits(s, like, at, tile, sight, m):
     """The logits of some rows on a tile, in the place of e."""
     width, (first, rows, start, columns) = width_of(like), tile
@@ -109,7 +109,7 @@ def logits(s, like, at, tile, sight, m):
     )
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def in_view(s, like, at, tokens, tile, i, sight, contexts):
     """How many of a tile's columns the i-th row of it sees; those after them are zero.
 
@@ -130,7 +130,7 @@ def in_view(s, like, at, tokens, tile, i, sight, contexts):
     return count
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def largest(s, like, at, count):
     """The largest of some vectors, in every lane; four at a time, since each waits for itself."""
     width = width_of(like)
@@ -147,7 +147,7 @@ def largest(s, like, at, count):
     return maximum(maximum(a, b), maximum(c, d))
 
 
-@njit
+@inner_loop
 def attend_tile(s, like, at, tokens, tile, sight, contexts, m, known):
     """e = 2^(logits - the largest so far) on a tile, and z and sums with it: `row` has the sums.
 
@@ -195,7 +195,7 @@ def attend_tile(s, like, at, tokens, tile, sight, contexts, m, known):
         )
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def normalise(s, like, at, first, rows, m):
     """Turn the sums of e of some rows into their inverses, and divide z by them."""
     width, one = width_of(like), constant_like(like, 1.0)
@@ -204,7 +204,7 @@ def normalise(s, like, at, first, rows, m):
     scale_rows(s, like, at, at.z, first, rows, m)
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def scale_rows(s, like, at, values, first, rows, m):
     """Divide some of the rows (N, m) by the sums of their e."""
     width = width_of(like)
@@ -214,7 +214,7 @@ def scale_rows(s, like, at, values, first, rows, m):
             store(s, cell, load_like(s, cell, like) * share)
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def take_means(s, like, at, tokens, m, dweight):
     """The means of dlogits under the attention, as <dz, z>, and dz divided by the sums of e.
 
@@ -234,7 +234,7 @@ def take_means(s, like, at, tokens, m, dweight):
     return dweight
 
 
-@njit(inline="always")
+@inner_loop(inline="always")
 def sum_rows(s, like, at, tile, dweight):
     """The means of dlogits of a whole row under the attention; dweight with all of them added.
 
@@ -261,7 +261,7 @@ def sum_rows(s, like, at, tile, dweight):
     return dweight
 
 
-@njit
+@inner_loop
 def pull_tile(s, like, at, tile, m, has_means, dweight):
     """Add to dprojected what some rows give, of their e and dz, on a tile."""
     width, (first, rows, start, columns) = width_of(like), tile

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from ..compilation import inner_loop
 from ..model.rules.adamw import AdamW, adam_direction, adam_moments, adam_step
 from ..model.rules.gauge import gauge_factor
 from .formulas import for_entries
@@ -24,7 +24,7 @@ _moments, _direction = for_entries(adam_moments), for_entries(adam_direction)
 _gauge_factor = for_entries(gauge_factor)
 
 
-@njit
+@inner_loop
 def input_means(x, sight, outputs, per_token, means):
     """means (d + m, H) from tokens x (B, N, d) and summed attention outputs (m, H).
 
@@ -47,7 +47,7 @@ def input_means(x, sight, outputs, per_token, means):
             means[d + c, h] = per_token * outputs[c, h]
 
 
-@njit(error_model="numpy")
+@inner_loop(error_model="numpy")
 def block_adamw(n, block, per_token, place, theta, g, means, states):
     """One step of `BlockAdamW` on a block, by its numbers n."""
     m, v, _, _ = states
@@ -65,7 +65,7 @@ def block_adamw(n, block, per_token, place, theta, g, means, states):
             theta[i, h] = _adam_step(theta[i, h], m[i, h], v[block, h], n)
 
 
-@njit(error_model="numpy")
+@inner_loop(error_model="numpy")
 def sbo_adamw(n, block, per_token, place, theta, g, means, states):
     """One step of `SBOAdamW` on a block, by its numbers n: centres first, biases' shifts last."""
     first, second, centre, _ = states
@@ -95,7 +95,7 @@ def sbo_adamw(n, block, per_token, place, theta, g, means, states):
                         theta[bias + out, h] -= g[start + i * columns + j, h] * c[centred, h]
 
 
-@njit
+@inner_loop
 def _centre(n, maps, means, first, centre):
     """The centre of this step from the means, and the first moments moved to it."""
     if centre.size:
@@ -109,7 +109,7 @@ def _centre(n, maps, means, first, centre):
                 _subtract_product(maps[which], first, means)
 
 
-@njit
+@inner_loop
 def _ends_of(affine, i, j):
     """Of entry (i, j) of a matrix as stored: its bias's row from the first, its input's mean."""
     if affine[3]:
@@ -117,7 +117,7 @@ def _ends_of(affine, i, j):
     return j, affine[5] + i
 
 
-@njit
+@inner_loop
 def _subtract_product(affine, rows, c):
     """rows of a matrix -= (rows of its bias) c^T."""
     start, first, second, _, bias, _ = affine
@@ -128,7 +128,7 @@ def _subtract_product(affine, rows, c):
                 rows[start + i * second + j, h] -= rows[bias + out, h] * c[centred, h]
 
 
-@njit(error_model="numpy")
+@inner_loop(error_model="numpy")
 def gauge_adamw(n, block, per_token, place, theta, g, means, states):
     """One step of `GaugeAdamW` on a block, by its numbers n."""
     if block == 0:  # while all matrices have the norms that they had before the step
@@ -138,7 +138,7 @@ def gauge_adamw(n, block, per_token, place, theta, g, means, states):
             theta[i, h] = n.keep * theta[i, h] - n.lr * g[i, h]
 
 
-@njit(error_model="numpy")
+@inner_loop(allocates=True, error_model="numpy")
 def _gauge_directions(n, per_token, place, theta, g, states):
     """Moments of all blocks, whose numbers differ in lr alone; g takes what theta moves against."""
     first, second, _, skipped = states
@@ -156,7 +156,7 @@ def _gauge_directions(n, per_token, place, theta, g, states):
         start = place.ends[block]
 
 
-@njit(error_model="numpy")
+@inner_loop(allocates=True, error_model="numpy")
 def _gauge_scale(floor, place, theta, scale, skipped):
     """Multiply scale (blocks, H) by the factors of `gauge_scale`, and count chains without any."""
     number, matrices = theta.dtype.type, len(place.chained)
@@ -197,7 +197,12 @@ def _gauge_scale(floor, place, theta, scale, skipped):
                     scale[member[0], h] *= factors[k, h]
 
 
-@njit(error_model="numpy")
+def clipped(norm, per_token, g):
+    """`clip`, as a callback."""
+    clip(norm, per_token, g)
+
+
+@inner_loop(allocates=True, error_model="numpy")
 def clip(norm, per_token, g):
     """Scale the gradient of every unit by min(1, norm / |g|); see `Clip`."""
     size = np.empty((2, g.shape[1]), g.dtype)
@@ -211,7 +216,12 @@ def clip(norm, per_token, g):
             g[i, h] *= size[0, h]
 
 
-@njit(error_model="numpy")
+def balanced(damping, powers, moves_means, place, theta, g, means, states):
+    """`balance`, as a callback."""
+    balance(damping, powers, moves_means, place, theta, g, means, states)
+
+
+@inner_loop(allocates=True, error_model="numpy")
 def balance(damping, powers, moves_means, place, theta, g, means, states):
     """Balance all symmetry pairs; see `Rebalance`.
 
@@ -252,7 +262,7 @@ def balance(damping, powers, moves_means, place, theta, g, means, states):
                                 rows[i, h] *= a[follower[1], h]
 
 
-@njit(error_model="numpy")
+@inner_loop(error_model="numpy")
 def _norms(theta, start, stop, out):
     """Largest entry of rows of every unit, and their squared norm in units of that (or NaN)."""
     out[:] = 0
@@ -264,7 +274,7 @@ def _norms(theta, start, stop, out):
             out[1, h] += (theta[i, h] / out[0, h]) ** 2
 
 
-@njit
+@inner_loop
 def _scale(rows, power, scale, inverse, size, member):
     """What scales with a power of one block of theta: entries of it, one number of it, or none."""
     if power == 0:

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
-from numba import njit
 
-from ..compilation import caller, compiled_callback, compiled_entry
+from ..compilation import caller, compiled_callback, compiled_entry, inner_loop
 from ..model import rules
 from ..model.heads import Heads
 from ..model.rules import BlockAdamW, Clip, GaugeAdamW, Rebalance, Rule, SBOAdamW
@@ -29,7 +28,7 @@ from ..model.units import Units
 from . import formulas, places, rule_loops
 from .formulas import for_entries
 from .places import Place, place_of
-from .rule_loops import balance, block_adamw, clip, gauge_adamw, input_means, sbo_adamw
+from .rule_loops import balanced, block_adamw, clipped, gauge_adamw, input_means, sbo_adamw
 from .sight import PLAIN
 
 LOOPS = {BlockAdamW: block_adamw, SBOAdamW: sbo_adamw, GaugeAdamW: gauge_adamw}
@@ -47,8 +46,8 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    address : int
-        Of the compiled step.
+    addresses : tuple of int
+        Of the compiled step, and of what comes before it, `BEFORE`; 0 for what does not.
     numbers : array (L or 1, blocks, count)
         `Rule.numbers` in their order, in the dtype of the units, of every layer (or of all layers
         where they are the same) and of every matrix and bias in storage order.
@@ -64,7 +63,7 @@ class Step(NamedTuple):
     uses_means : bool
     """
 
-    address: int
+    addresses: tuple[int, int, int]
     numbers: np.ndarray
     per_token: np.floating
     place: Place
@@ -121,15 +120,15 @@ def step_of(
         elif inner.is_due(step):
             damping = inner.damping
         inner = inner.rule
-    numbers = inner.numbers(step)
+    dtype, numbers = str(units.dtype), inner.numbers(step)
     states = tuple(name in present for name in inner.slots)
-    address = _compiled(
-        _loop(inner), tuple(numbers), states, str(units.dtype), is_built_in(inner)
-    ).address
+    compiled = _compiled(_loop(inner), tuple(numbers), states, dtype, is_built_in(inner))
+    balancing = _before("balanced", dtype).address if damping else 0
+    clipping = _before("clipped", dtype).address if clip else 0
     powers = [inner.state_powers.get(name, 0) for name in inner.slots]
     return _step(
         units,
-        address,
+        (compiled.address, balancing, clipping),
         by_block(numbers, units.layout, units.dtype),
         per_token,
         damping,
@@ -142,14 +141,21 @@ def step_of(
 def no_step(units: Units) -> Step:
     """What stands for a step where nothing is trained."""
     return _step(
-        units, 0, by_block({}, units.layout, units.dtype), 0.0, 0.0, 0.0, (0,) * SLOTS, False
+        units,
+        (0, 0, 0),
+        by_block({}, units.layout, units.dtype),
+        0.0,
+        0.0,
+        0.0,
+        (0,) * SLOTS,
+        False,
     )
 
 
-def _step(units, address, numbers, per_token, damping, clip, powers, uses_means) -> Step:
+def _step(units, addresses, numbers, per_token, damping, clip, powers, uses_means) -> Step:
     number, place = numbers.dtype.type, place_of(units.layout)
     scalars = number(per_token), place, number(damping), number(clip)
-    return Step(address, numbers, *scalars, powers, uses_means)
+    return Step(addresses, numbers, *scalars, powers, uses_means)
 
 
 def _innermost(rule: Rule) -> Rule:
@@ -253,10 +259,31 @@ def _signature(dtype: str):
     return numba.void(number[:, ::1], number, place, array, array, array, states)
 
 
+@functools.cache
+def _before(name: str, dtype: str):
+    """What comes before a step, compiled for one dtype."""
+    return compiled_callback(SIGNATURES[name](dtype), BEFORE[name], *SOURCES, keep=True)
+
+
+def _balanced_signature(dtype: str):
+    _, number, place, array, _, _, states = _signature(dtype).args
+    powers = numba.types.UniTuple(numba.int64, SLOTS)
+    return numba.void(number, powers, numba.boolean, place, array, array, array, states)
+
+
+def _clipped_signature(dtype: str):
+    _, number, _, array, *_ = _signature(dtype).args
+    return numba.void(number, number, array)
+
+
+BEFORE = {"balanced": balanced, "clipped": clipped}
+SIGNATURES = {"balanced": _balanced_signature, "clipped": _clipped_signature}
 _call = caller(lambda arguments: _signature(str(arguments[0].dtype)))
+_call_balanced = caller(lambda arguments: _balanced_signature(str(arguments[0])))
+_call_clipped = caller(lambda arguments: _clipped_signature(str(arguments[0])))
 
 
-@njit
+@inner_loop
 def update(step, layer, theta, g, means, states):
     """One step on theta (P, H), given the sum g (P, H) of which step.per_token times is g.
 
@@ -268,12 +295,14 @@ def update(step, layer, theta, g, means, states):
     g, means : may be overwritten; means (d + inner, H), or empty for rules that do not use them
     states : the rule's states by `slots_of`; an array is empty where the rule has no such state
     """
-    if step.damping != 0:
-        balance(step.damping, step.powers, step.uses_means, step.place, theta, g, means, states)
-    if step.clip != 0:
-        clip(step.clip, step.per_token, g)
+    address, balancing, clipping = step.addresses
+    if balancing != 0:
+        scales = step.damping, step.powers, step.uses_means, step.place
+        _call_balanced(balancing, (*scales, theta, g, means, states))
+    if clipping != 0:
+        _call_clipped(clipping, (step.clip, step.per_token, g))
     numbers = step.numbers[layer if len(step.numbers) > 1 else 0]
-    _call(step.address, (numbers, step.per_token, step.place, theta, g, means, states))
+    _call(address, (numbers, step.per_token, step.place, theta, g, means, states))
 
 
 @compiled_entry(*SOURCES[1:])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-from numba import njit
-
+from ..compilation import inner_loop
 from .lanes import WIDTH, ZERO
 
 # Scratch that one block's sums over tokens may take, and its panel of attention rows.
@@ -68,4 +67,4 @@ _SPACE = {"Scratch": Scratch, "WIDTH": WIDTH, "ZERO": ZERO}
 _SPACE |= {"PANEL_BYTES": PANEL_BYTES, "SUMS_BYTES": SUMS_BYTES, "BLOCK_BYTES": BLOCK_BYTES}
 _SPACE |= {"MANY_TOKENS": MANY_TOKENS, "TILE": TILE, "__name__": __name__}
 exec(_TEXT.format(offsets="\n    ".join(_OFFSETS), names=", ".join(_PARTS)), _SPACE)
-lay_out = njit(_SPACE["lay_out"])
+lay_out = inner_loop(_SPACE["lay_out"])

@@ -14,9 +14,10 @@ import weakref
 from collections import namedtuple
 
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from ..compilation import inner_loop
 from ..model.sight import Sight
 
 SightAt = namedtuple("SightAt", "causal shifts weights ends first")
@@ -68,7 +69,7 @@ def _read(context, builder, signature, args):
     return builder.load(builder.gep(builder.inttoptr(address, kind), [index]))
 
 
-@njit
+@inner_loop
 def seen_by(sight, contexts, row, tokens):
     """How many tokens, from the first one on, a row has in view in any of some contexts.
 
@@ -84,7 +85,7 @@ def seen_by(sight, contexts, row, tokens):
     return seen
 
 
-@njit
+@inner_loop
 def from_context(sight, start):
     """What the contexts see from one of them on."""
     return sight[0], sight[1], sight[2], sight[3], sight[4] + start

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from ..compilation import compiled_entry
+from ..compilation import compiled_entry, inner_loop
 from .branches import branch_field, branch_vjp, family_sums, tokens_read
 from .kernel import combine, part
+from .lanes import ZERO, matrix_in
 from .rule_loops import input_means
 from .rules import SOURCES, Step, update
 from .sight import from_context
@@ -35,7 +35,7 @@ def residual_rows(base, branch, scale, out):
         combine(out[row], base[row], scale, branch[row])
 
 
-@njit
+@inner_loop
 def is_finite(values):
     for b in range(values.shape[0]):
         for i in range(values.shape[1]):
@@ -56,8 +56,14 @@ def forward_rows(s, families, norm, sight, scale, stages, x, first, last):
     stages : int
         Euler steps of a layer: one of all families, or one of each in turn.
     """
-    seeds = x.shape[1]
     room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
+    forward(s, families, norm, sight, scale, stages, x, room, first, last)
+
+
+@inner_loop
+def forward(s, families, norm, sight, scale, stages, x, room, first, last):
+    """`forward_rows`, in the room that it has made."""
+    seeds = x.shape[1]
     for row in range(first, last):
         for i in range(len(x) - 1):
             layer, stage = divmod(i, stages)
@@ -161,7 +167,6 @@ def backward_rows(
     that is not alive, or whose costate is no longer finite (which `alive` then tells), keeps its
     units.
     """
-    seeds, slots = x.shape[1], p.shape[0]
     room = np.empty_like(x[0, 0]), np.empty_like(x[0, 0])
     numbers, units, most = 0, 0, 0
     for family in families:
@@ -169,7 +174,19 @@ def backward_rows(
         numbers, units = family.start + family.rows * count, max(units, count)
         most = max(most, (x.shape[4] + family.rows - family.packed.shape[1]) * count)
     sums, dweights = np.empty(numbers, x.dtype), np.empty(units, x.dtype)
-    means = np.empty(most, x.dtype)
+    space = room, sums, dweights, np.empty(most, x.dtype)
+    backward(
+        s, families, norm, sight, scale, stages, x, training, trained, alive, p, space, first, last
+    )
+
+
+@inner_loop
+def backward(
+    s, families, norm, sight, scale, stages, x, training, trained, alive, p, space, first, last
+):
+    """`backward_rows`, in the space that it has made."""
+    seeds, slots = x.shape[1], p.shape[0]
+    room, sums, dweights, means = space
     for row in range(first, last):
         for layer in range((len(x) - 1) // stages - 1, -1, -1):
             at = layer * seeds + row
@@ -212,7 +229,7 @@ def backward_rows(
                     )
 
 
-@njit
+@inner_loop
 def train(family, trained, norm, sight, layer, at, x, sums, means, room):
     """Update the units of one family of a layer, in place."""
     step, theta = trained.step, family.packed[at]
@@ -220,7 +237,7 @@ def train(family, trained, norm, sight, layer, at, x, sums, means, room):
     found = family_sums(family, sums, True)
     inner = len(found) - size
     rows = x.shape[2] + inner if step.uses_means else 0
-    mean = means[: rows * count].reshape((rows, count))
+    mean = matrix_in(means, ZERO, rows, count)
     if step.uses_means:
         y = tokens_read(norm, x, room)
         input_means(y, sight, found[size:], step.per_token, mean)

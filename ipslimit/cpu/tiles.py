@@ -17,10 +17,11 @@ from __future__ import annotations
 import contextlib
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ..compilation import inner_loop
 from .lanes import element_address, multiply_add, splat, width_of
 
 
@@ -215,7 +216,7 @@ def _product(scalar_left, contiguous):
     # processes would call each other's products.
     name = f"multiply_{'scalar' if scalar_left else 'vector'}_{contiguous}"
     multiply.__name__ = multiply.__qualname__ = name
-    return njit(multiply)
+    return inner_loop(multiply)
 
 
 product = _product(False, "column")  # right's columns are neighbours

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
-from ..compilation import announced, compiled_entry
+from ..compilation import announced, compiled_entry, inner_loop
 from ..model.rules import adamw, arithmetic
 from ..model.rules.adamw import AdamW
 from ..model.rules.elementwise import numbers_type
@@ -120,7 +119,7 @@ def _each_row(entry, given: list[tuple]) -> None:
     share_out(work, ends[-1], threads)
 
 
-@njit(error_model="numpy", fastmath=SUMS)
+@inner_loop(error_model="numpy", fastmath=SUMS)
 def _move_rows(w, n, start, stop):
     """`move_rows` by named numbers."""
     outputs = len(w.weight) // len(w.centre)
@@ -145,7 +144,7 @@ def move_rows(weight, start, stop):
     _move_rows(weight, n, start, stop)
 
 
-@njit(fastmath=SUMS)
+@inner_loop(fastmath=SUMS)
 def _two_products(row, one, other):
     first, second = 0.0, 0.0
     for j in range(len(row)):
@@ -155,7 +154,7 @@ def _two_products(row, one, other):
     return first, second
 
 
-@njit(fastmath=SUMS)
+@inner_loop(fastmath=SUMS)
 def _square_and_product(row, gradient, vector):
     square, total = 0.0, 0.0
     for j in range(len(row)):

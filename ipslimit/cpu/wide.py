@@ -8,8 +8,7 @@ number of registers; what is beyond their columns is never read out.
 
 from __future__ import annotations
 
-from numba import njit
-
+from ..compilation import inner_loop
 from .blocks import store_some_or_add
 from .lanes import (
     ONE,
@@ -32,7 +31,7 @@ from .sight import number_at
 from .tiles import token_product
 
 
-@njit
+@inner_loop
 def load_matrix(s, at, pitch, packed, row, shape, units, factor):
     """Bring the matrices of some units to the scratch, times a number.
 
@@ -57,7 +56,7 @@ def load_matrix(s, at, pitch, packed, row, shape, units, factor):
                     store_some(s, into, some, load_some(packed, place + h, some) * scale)
 
 
-@njit
+@inner_loop
 def store_matrix(s, at, pitch, packed, row, shape, units, factor, add):
     """The way back of `load_matrix`: set these units' entries, or add to them."""
     rows, n = shape
@@ -71,7 +70,7 @@ def store_matrix(s, at, pitch, packed, row, shape, units, factor, add):
                 store_some_or_add(packed, place + h, min(WIDTH, count - h), value, add)
 
 
-@njit
+@inner_loop
 def load_weights(s, at, weights, n, units, factor):
     """The weight of every neuron's unit, times a number."""
     first, count = units
@@ -80,7 +79,7 @@ def load_weights(s, at, weights, n, units, factor):
             s[at + c * count + h] = weights[first + h] * factor
 
 
-@njit
+@inner_loop
 def transpose(s, into, into_pitch, at, pitch, rows, columns, factors):
     """Lay down the transpose of a matrix (rows, columns), row j of it times factors[j]."""
     for j in range(columns):
@@ -89,7 +88,7 @@ def transpose(s, into, into_pitch, at, pitch, rows, columns, factors):
             set_number(s, into + j * into_pitch + a, number(s, at + a * pitch + j) * factor)
 
 
-@njit
+@inner_loop
 def weighted_bias(s, into, bias, pitch, factors, d, count):
     """into (d,) = the sum over units of a bias (d, units), times factors of the units."""
     for a in range(d):
@@ -99,7 +98,7 @@ def weighted_bias(s, into, bias, pitch, factors, d, count):
         s[into + a] = total
 
 
-@njit
+@inner_loop
 def weight_derivatives(s, dweights, units, outer, pitch, d_outer, shape, bias, bias_pitch, dbias):
     """Derivatives in the weights, which return <dW, W> + <db, b> of each unit's outer matrix.
 
@@ -121,7 +120,7 @@ def weight_derivatives(s, dweights, units, outer, pitch, d_outer, shape, bias, b
         store_some_or_add(dweights, first + h, min(WIDTH, count - h), total, add)
 
 
-@njit
+@inner_loop
 def multiply_rows(s, rows, inner, out, out_pitch, start, left, left_pitch, right):
     """out (rows, out_pitch) = start + left (rows, inner) right (inner, out_pitch).
 
@@ -140,7 +139,7 @@ def multiply_rows(s, rows, inner, out, out_pitch, start, left, left_pitch, right
     )
 
 
-@njit
+@inner_loop
 def add_outer_product(s, out, pitch, left, left_pitch, rows, right, tokens):
     """out (rows, pitch) += left (tokens, rows)^T right (tokens, pitch)."""
     like = zeros_of_register(s)
@@ -156,7 +155,7 @@ def add_outer_product(s, out, pitch, left, left_pitch, rows, right, tokens):
     )
 
 
-@njit
+@inner_loop
 def add_row_sums(s, out, pitch, values, rows):
     """out (pitch,) += the sum over the rows of values (rows, pitch)."""
     like = zeros_of_register(s)
@@ -167,7 +166,7 @@ def add_row_sums(s, out, pitch, values, rows):
         store(s, out + c, total)
 
 
-@njit
+@inner_loop
 def add_weighted_rows(s, out, pitch, values, rows, weights, first):
     """As `add_row_sums`, of rows times the numbers at an address, from `first` on."""
     like = zeros_of_register(s)
@@ -179,7 +178,7 @@ def add_weighted_rows(s, out, pitch, values, rows, weights, first):
         store(s, out + c, total)
 
 
-@njit
+@inner_loop
 def add_to_rows(s, out, pitch, rows, row):
     """out (rows, pitch) += a row."""
     like = zeros_of_register(s)
@@ -188,7 +187,7 @@ def add_to_rows(s, out, pitch, rows, row):
             store(s, i + c, load_like(s, i + c, like) + load_like(s, row + c, like))
 
 
-@njit
+@inner_loop
 def add_numbers(s, out, numbers, rows, d):
     """out (d,) += the sum over the rows of numbers (rows, d)."""
     for i in range(rows):
@@ -196,7 +195,7 @@ def add_numbers(s, out, numbers, rows, d):
             s[out + a] += s[numbers + i * d + a]
 
 
-@njit
+@inner_loop
 def clear_numbers(s, at, count):
     """Zeros in the place of `count` numbers, whole registers of them."""
     like = zeros_of_register(s)
@@ -205,7 +204,7 @@ def clear_numbers(s, at, count):
         store(s, i, zero)
 
 
-@njit
+@inner_loop
 def store_rows_of(s, at, pitch, rows, d, out, first, add):
     """Write rows (rows, d) to an array taken flat, from its row `first` on, or add them to it."""
     for i in range(rows):

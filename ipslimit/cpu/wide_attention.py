@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 
-from numba import njit
-
+from ..compilation import inner_loop
 from ..model.layout import Layout
 from . import cost
 from .attention import place_of, read_place
@@ -46,7 +45,7 @@ __all__ = ["contexts_together", "group_field", "group_vjp", "place_of", "scratch
 SUMS_BYTES = 2**18
 PANEL_BYTES = 2**15
 
-shared_lanes = njit(cost.shared_lanes)
+shared_lanes = inner_loop(cost.shared_lanes)
 
 # Offsets of all parts in numbers, the whole size, and what they were laid out for: rows of a panel,
 # contexts of a chunk, heads that a vector holds, contexts that it holds, and pitches of rows.
@@ -58,7 +57,7 @@ Scratch = namedtuple(
 )
 
 
-@njit
+@inner_loop
 def _lay_out(contexts, tokens, d, m, shared, width):
     """The `Scratch` for these shapes, and (heads, contexts) that a vector holds."""
     share, pack = shared
@@ -110,7 +109,7 @@ def _lay_out(contexts, tokens, d, m, shared, width):
     return Scratch(*offsets, size, *shapes)
 
 
-@njit
+@inner_loop
 def _load_heads(s, at, packed, weights, first, d, m, biases):
     """Bring the parameters of `share` heads to the scratch, in the units of `rows`."""
     heads, cells = (first, at.share), m * at.share
@@ -132,7 +131,7 @@ def _load_heads(s, at, packed, weights, first, d, m, biases):
         weighted_bias(s, at.bo_sum, at.bo, at.bias, at.factor + 2 * cells, d, at.share)
 
 
-@njit
+@inner_loop
 def _to_lanes(s, at, into, values, pitch, tokens, contexts, count):
     """Columns (contexts tokens, count heads) of tokens as vectors (tokens, count)."""
     width, share = register_width(s), at.share
@@ -150,7 +149,7 @@ def _to_lanes(s, at, into, values, pitch, tokens, contexts, count):
                         s[target + c * width + h] = s[source + c * share + h]
 
 
-@njit
+@inner_loop
 def _from_lanes(s, at, into, pitch, values, tokens, contexts, count):
     """The way back of `_to_lanes`."""
     width, share = register_width(s), at.share
@@ -166,7 +165,7 @@ def _from_lanes(s, at, into, pitch, values, tokens, contexts, count):
                         s[target + c * share + h] = s[source + c * width + h]
 
 
-@njit
+@inner_loop
 def _project(s, at, tokens, contexts, d, m):
     """q, k, v of every token of a pack, as vectors."""
     rows = contexts * tokens
@@ -175,7 +174,7 @@ def _project(s, at, tokens, contexts, d, m):
     _to_lanes(s, at, at.projected, at.tokens, at.wide, tokens, contexts, 3 * m)
 
 
-@njit
+@inner_loop
 def _load_shifts(s, at, sight, first, tokens, contexts):
     """What is added to the logits of every token of a pack, as vectors (tokens,)."""
     if sight.shifts != 0:
@@ -190,7 +189,7 @@ def _load_shifts(s, at, sight, first, tokens, contexts):
                     s[place + h] = shift
 
 
-@njit
+@inner_loop
 def _add_outputs(s, at, rows, weights, first):
     """Add attention outputs of some tokens, times the weights of tokens from `first` on."""
     if weights != 0:
@@ -300,7 +299,7 @@ def group_vjp(
         store_rows_of(s, at.sums, at.token, rows, d, dx, chunk * tokens, add)
 
 
-@njit
+@inner_loop
 def _store_derivatives(s, at, dpacked, dweights, size, first, d, m, biases, add):
     """Write the loaded heads' derivatives, per unit weight, or add them to what is there."""
     heads, cells = (first, at.share), m * at.share

@@ -6,8 +6,7 @@ here: one unit's c-th neuron beside the next one's.
 
 from __future__ import annotations
 
-from numba import njit
-
+from ..compilation import inner_loop
 from ..model.layout import Layout
 from . import cost
 from .blocks import copy_numbers
@@ -36,7 +35,7 @@ MATRIX_BYTES = 2**15
 __all__ = ["contexts_together", "group_field", "group_vjp", "place_of", "scratch_size"]
 
 
-@njit
+@inner_loop
 def _lay_out(tokens, d, n, units, width):
     """The `Scratch`, and (units together, pitch of neurons, of a token, of a bias), weights' place.
 
@@ -107,7 +106,7 @@ def _lay_out(tokens, d, n, units, width):
     return at, (together, neurons, token, bias), (weights, matrix, biases)
 
 
-@njit
+@inner_loop
 def _load(s, at, sizes, places, p, packed, weights, units, d, field):
     """Bring the parameters of some units to the scratch."""
     _, neurons, token, bias = sizes
@@ -199,7 +198,7 @@ def group_vjp(
         store_rows_of(s, at.sums, sizes[2], tokens, d, dx, chunk, add)
 
 
-@njit
+@inner_loop
 def _store(s, at, sizes, places, p, dpacked, dweights, size, units, d, add):
     """Write some units' derivatives, per unit weight, or add them to what is there."""
     pitch, shape, (first, count) = sizes[1], (d, p.n), units

@@ -11,11 +11,11 @@ import math
 from collections import defaultdict
 
 import numpy as np
-import scipy
 
 from .cells import Floor
 from .choices import BOOTSTRAP, CORRECTION, choices, require_level
 from .leastsquares import Refused
+from .quantiles import student
 from .single import fit_seeds
 from .table import read_table
 
@@ -137,5 +137,5 @@ def _interval(
     if count < 3:
         return None
     influence = 0.5 * (measured / measured.mean() - predicted / predicted.mean())
-    half = scipy.stats.t.ppf(0.5 + level / 2, count - 1) * influence.std(ddof=1) / math.sqrt(count)
+    half = student(0.5 + level / 2, count - 1) * influence.std(ddof=1) / math.sqrt(count)
     return [ratio * math.exp(-half), ratio * math.exp(half)]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from .noise import Noise
+from .quantiles import student
 
 # How large corrections to log e are, in (L H)^-1/2, 1/L and 1/L^2: standard deviations, as wide as
 # on real problems. After 20 steps at H = 4 the second is -1.5 for x and -2.5 for p; the third, the
@@ -63,7 +63,7 @@ class Estimate:
         total = self.stat[j] + self.syst[j]
         # The systematic part is not estimated from seeds, so it costs no degrees of freedom.
         degrees = self.degrees[j] * (total / self.stat[j]) ** 2 if self.stat[j] > 0 else np.inf
-        return float(scipy.stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(total))
+        return float(student(0.5 + level / 2, degrees) * np.sqrt(total))
 
 
 def estimate(

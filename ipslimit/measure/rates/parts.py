@@ -11,6 +11,7 @@ import scipy
 from .choices import choices
 from .joint import POWERS
 from .leastsquares import Refused, estimate
+from .quantiles import chi_square_tail
 from .table import Cell
 
 
@@ -143,7 +144,7 @@ def fit_parts(
         level=chosen.level,
         residual=float(np.sqrt(np.mean(residual**2))),
         worst=float(np.abs(residual).max()),
-        p_value=float(scipy.stats.chi2.sf(chi_square, len(errors) - len(best))),
+        p_value=float(chi_square_tail(chi_square, len(errors) - len(best))),
         cells=len(errors),
         seeds=errors.shape[1],
     )

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
 from .choices import LEAST_SIZES
 from .leastsquares import Refused, corrections
+from .quantiles import chi_square
 from .table import Cell
 
 # Scatter about the model beyond this quantile of the noise alone enlarges the noise.
@@ -162,5 +162,5 @@ class Profile:
 
     def scatter(self, misfit: float) -> float:
         """Variance of the cells over that of the seeds: 1 unless significantly more."""
-        beyond = misfit > scipy.stats.chi2.ppf(SIGNIFICANT, self.free)
+        beyond = misfit > chi_square(SIGNIFICANT, self.free)
         return float(misfit / self.free) if beyond else 1.0

@@ -36,12 +36,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import scipy
 
 from .cells import Floor, choose, with_seeds
 from .choices import Choices
 from .leastsquares import Refused
 from .profile import Profile, Sample, gather
+from .quantiles import student
 from .table import Cell, plain
 
 HELD = "-1/2 held"
@@ -233,7 +233,7 @@ class _Test:
         best = int(misfit.argmin())
         self.scatter = profile.scatter(misfit[best])
         distance = np.sqrt(np.maximum(misfit - misfit[best], 0.0) / self.scatter)
-        wanted = float(scipy.stats.t.ppf(self.level, sample.degrees))
+        wanted = float(student(self.level, sample.degrees))
         ends = [_crossing(shares[best::way], distance[best::way], wanted) for way in (-1, 1)]
         self.z = float(np.sign(shares[best]) * distance[np.abs(shares).argmin()])
         # were the share 0 and the noise too: distances from there are the power of the data

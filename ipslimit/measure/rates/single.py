@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
-import scipy
 
 from .cells import Floor, choose, choose_random, design_random, need_sizes
 from .choices import LEAST_SIZES, Choices
 from .leastsquares import BEYOND, estimate
+from .quantiles import normal
 from .table import Cell
 
 OFFSET = "the limit's own error is not given: a constant offset is allowed for"
@@ -73,7 +73,7 @@ class RateFit:
     def se(self) -> float:
         """Standard error that a normal interval of this width would have."""
         half = (self.interval[1] - self.interval[0]) / 2
-        return half / float(scipy.stats.norm.ppf(0.5 + self.level / 2))
+        return half / float(normal(0.5 + self.level / 2))
 
     def contains(self, theory: float) -> bool:
         """Whether the interval or fit range holds the exponent `theory`."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import scipy
 
 from .choices import LEAST_SIZES, choices, require_level
 from .leastsquares import Refused, estimate
+from .quantiles import student
 from .table import Cell
 
 
@@ -173,7 +173,7 @@ def fit_slopes(
     slopes, constants = np.polyfit(x, np.log(errors), 1)
     count = len(slopes)
     se = float(slopes.std(ddof=1) / np.sqrt(count))
-    half = float(scipy.stats.t.ppf(0.5 + level / 2, count - 1)) * se
+    half = float(student(0.5 + level / 2, count - 1)) * se
     slope = float(slopes.mean())
     return Trend(
         slope=slope,
