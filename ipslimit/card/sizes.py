@@ -1,8 +1,8 @@
 """Which work the card's path takes, and how it is cut: by sizes alone, without Triton.
 
 Of heads with d, m <= `MOST_SIZE`, any number of tokens, contexts and heads. How a program is cut
-follows from what it holds of a lane in registers (255 of 4 bytes): the tables of
-docs/performance.md say what was compiled of it.
+follows from what it holds of a lane in registers: the tables of docs/performance.md say what was
+compiled of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ..model.sight import Sight
 MOST_SIZE = 16
 # A program takes at most so many heads, 32 a warp.
 MOST_LANES, WARP = 128, 32
+# Registers of 4 bytes that a thread can have.
+MOST_REGISTERS = 255
 # Bytes that a lane holds of the inner vectors of a few rows, and of a few rows of a matrix: the
 # transpose has four of the former, or one of the latter, and as much again for what enters them.
 ROWS_BYTES, MATRIX_BYTES = 64, 128

@@ -34,7 +34,7 @@ def swept(kind, heads, rule, sight=None, keep=False, size=1.0, B=2):
     layers = kind(branch, 1 / depth, {"field": 0, "vjp": 0})
     states = branch.init(rule)
     alive = torch.ones(seeds, dtype=torch.bool)
-    training = Training(rule, states, 1, 1 / 4, alive)
+    training = Training(rule, states, 1, 1 / (2 * B), alive)
     sight = Sight(True) if sight is None else sight
     x = layers.forward(normal(B, 2, 2, seed=9, dtype=heads.dtype), sight)
     p = layers.backward(x, size * (x[-1] - 1.0), keep, sight, training)
