@@ -55,8 +55,16 @@ def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slic
 
 
 @on_any_threads
-def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
-    """Gamma(x) of shape (R, B, N, d).
+def field(
+    x,
+    packed,
+    weights,
+    layout: Layout,
+    sight: Sight,
+    keep: list | None = None,
+    kind: type[Block] | None = None,
+):
+    """Gamma(x) of shape (R, B, N, d); of another `kind` of `Block` where other kernels attend.
 
     A list `keep` is filled with what `vjp` would otherwise compute again, 4m numbers a token and
     head and a copy of the heads: for the autograd face, whose user expects the usual exchange of
@@ -64,7 +72,7 @@ def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = 
     """
     out = None
     for row, context, head in _each_block(x, weights, layout):
-        block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
+        block = (kind or Block)(x[row, context], packed[row, :, head], layout, sight[context])
         block.attend()
         out = added(out, block.outputs(weights[row, head]), (row, context), x)
         if keep is not None:
@@ -83,6 +91,7 @@ def vjp(
     with_heads,
     with_outputs=False,
     kept: list | None = None,
+    kind: type[Block] | None = None,
 ):
     """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
 
@@ -95,7 +104,7 @@ def vjp(
     dweights = torch.zeros_like(weights) if with_heads else None
     for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
         of = x[row, context], packed[row, :, head], layout, sight[context]
-        block = kept[i] if kept else _Block(*of)
+        block = kept[i] if kept else (kind or Block)(*of)
         c = cotangent[row, context]
         dqkv = block.pull_back(c)
         dx = added(dx, block.to_tokens(dqkv, weights[row, head]), (row, context), x)
@@ -107,7 +116,7 @@ def vjp(
     return dx, dpacked, dweights
 
 
-class _Block:
+class Block:
     """Attention of h heads on (r, b) contexts, and its transpose.
 
     The heads are copied with the head index in front, 1/sqrt(m) taken into Q: w (r h, d, 3m) holds
