@@ -32,7 +32,7 @@ SCRATCH_BYTES, GRADIENT_BYTES = 2**30, 2**30
 MOST_GROUPS = 16
 
 # Tokens of a tile, and warps of its program. (`tl.dot` takes no fewer than 16 of anything.)
-TILE_ROWS, TILE_WARPS, LEAST_DOT = 32, 4, 16
+TILE_ROWS, TILE_WARPS, LEAST_DOT = 32, 8, 16
 
 INTERPRETER = "TRITON_INTERPRET"
 

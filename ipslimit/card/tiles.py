@@ -140,9 +140,7 @@ def by_queries(
         total = tl.zeros((shape.rows, shape.inner), queries.dtype)
         for start in range(0, last, shape.rows):
             kt, vt = tile(keys, start, N, stride, shape), tile(values, start, N, stride, shape)
-            _, ds = pull(
-                queries, pulled, kt, vt, start, top, inverse, mean, ends, seen, N, shape
-            )
+            _, ds = pull(queries, pulled, kt, vt, start, top, inverse, mean, ends, seen, N, shape)
             total += product(ds, kt)
         out, there = tile_at(dq + own, first, N, shape.m, shape)
         tl.store(out, total, mask=there)
@@ -173,9 +171,7 @@ def by_keys(
         top = tl.load(place, mask=live, other=0.0)
         inverse = tl.load(place + apart, mask=live, other=0.0)
         mean = tl.load(place + 2 * apart, mask=live, other=0.0)
-        a, ds = pull(
-            queries, pulled, keys, values, first, top, inverse, mean, ends, seen, N, shape
-        )
+        a, ds = pull(queries, pulled, keys, values, first, top, inverse, mean, ends, seen, N, shape)
         dvalues += product(tl.trans(a), pulled)
         dkeys += product(tl.trans(ds), queries)
     out, there = tile_at(dk + own, first, N, shape.m, shape)
