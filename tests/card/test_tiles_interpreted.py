@@ -54,7 +54,7 @@ def test_seeds_computed_together_change_no_bit():
 
 
 @pytest.mark.parametrize("kept", [None, []], ids=["computed again", "kept"])
-def test_attention_on_one_token_and_its_copies_pulls_back_exact_zeros(kept):
+def test_attention_on_one_token_or_two_alike_pulls_back_exact_zeros(kept):
     x, packed, weights, cotangent, layout = drawn(1, 1, 1, 6, 17, 3)
     packed[:, layout.slices["q"]] *= 1e6
     x[:, :, 5] = x[:, :, 1]  # in another tile
