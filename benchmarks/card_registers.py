@@ -73,7 +73,7 @@ def registers_of(kernel) -> tuple[int, int, int]:
 
 
 def work_on(N: int, d: int, m: int, H: int, dtype) -> None:
-    """A field, a transpose, and of small heads a training step, of heads with two biases."""
+    """A field, a transpose; and of small heads a training step and a march; with two biases."""
     import torch
 
     from ipslimit import AdamW, Heads
@@ -83,6 +83,10 @@ def work_on(N: int, d: int, m: int, H: int, dtype) -> None:
     from ipslimit.model.branch import Branch
     from ipslimit.model.layers import Training
     from ipslimit.model.sight import Sight
+    from ipslimit.solvers.grid import DepthGrid
+    from ipslimit.solvers.march import March
+    from ipslimit.solvers.march_swept import SweptMarch
+    from ipslimit.solvers.scheme import System, UnitSums
 
     layout, L, R, B = Heads.make_layout(("bq", "bv"), d=d, m=m), 4, 2, 4
 
@@ -102,6 +106,12 @@ def work_on(N: int, d: int, m: int, H: int, dtype) -> None:
     alive = torch.ones(R, dtype=torch.bool, device="meta")
     training = Training(rule, branch.init(rule), 1, 1.0, alive)
     layers.backward(layers.forward(x, Sight()), x, False, Sight(), training)
+    grid = DepthGrid.uniform(1)
+    nodes = Branch.alone(units[: len(grid.nodes), 0])
+    sweep = SweptMarch(System(grid, nodes, Sight(), {"field": 0, "vjp": 0}), March)
+    values, states = (empty(n, B, N, d) for n in (2, len(grid.nodes)))
+    sweep.forward(values, values)
+    sweep.backward(states, values, values, UnitSums.room(sweep.system))
 
 
 def _seconds() -> float:
