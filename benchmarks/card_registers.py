@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# (N, d, m, H)
-SHAPES = ((8, 4, 4, 64), (16, 8, 8, 64))
+# (N, d, m, H), of heads by lanes and by tiles
+SHAPES = ((8, 4, 4, 64), (16, 8, 8, 64), (64, 64, 64, 8), (128, 64, 64, 8))
 ARCHITECTURE = 90
 
 
@@ -73,15 +73,20 @@ def registers_of(kernel) -> tuple[int, int, int]:
 
 
 def work_on(N: int, d: int, m: int, H: int, dtype) -> None:
-    """A field, a transpose and a training step, of heads with two biases."""
+    """A field, a transpose; and of small heads a training step and a march; with two biases."""
     import torch
 
     from ipslimit import AdamW, Heads
-    from ipslimit.card import on_tensors
+    from ipslimit.card import on_tensors, on_tiles
+    from ipslimit.card.sizes import path_for
     from ipslimit.card.swept_layers import SweptLayers
     from ipslimit.model.branch import Branch
     from ipslimit.model.layers import Training
     from ipslimit.model.sight import Sight
+    from ipslimit.solvers.grid import DepthGrid
+    from ipslimit.solvers.march import March
+    from ipslimit.solvers.march_swept import SweptMarch
+    from ipslimit.solvers.scheme import System, UnitSums
 
     layout, L, R, B = Heads.make_layout(("bq", "bv"), d=d, m=m), 4, 2, 4
 
@@ -90,13 +95,23 @@ def work_on(N: int, d: int, m: int, H: int, dtype) -> None:
 
     units = Heads.from_packed(empty(L, R, layout.size, H), empty(L, R, H), layout)
     x, one = empty(R, B, N, d), units[0]
-    on_tensors.field(x, one.packed, one.weights, layout, Sight())
-    on_tensors.vjp(x, one.packed, one.weights, x, layout, Sight(), True)
+    small = path_for(d, m, dtype) == "lanes"
+    path = on_tensors if small else on_tiles
+    path.field(x, one.packed, one.weights, layout, Sight())
+    path.vjp(x, one.packed, one.weights, x, layout, Sight(), True)
+    if not small:
+        return
     rule, branch = AdamW(0.01), Branch.alone(units)
     layers = SweptLayers(branch, 1 / L, {"field": 0, "vjp": 0})
     alive = torch.ones(R, dtype=torch.bool, device="meta")
     training = Training(rule, branch.init(rule), 1, 1.0, alive)
     layers.backward(layers.forward(x, Sight()), x, False, Sight(), training)
+    grid = DepthGrid.uniform(1)
+    nodes = Branch.alone(units[: len(grid.nodes), 0])
+    sweep = SweptMarch(System(grid, nodes, Sight(), {"field": 0, "vjp": 0}), March)
+    values, states = (empty(n, B, N, d) for n in (2, len(grid.nodes)))
+    sweep.forward(values, values)
+    sweep.backward(states, values, values, UnitSums.room(sweep.system))
 
 
 def _seconds() -> float:

@@ -6,6 +6,7 @@ To be read in this order, in which each stands on those before it:
     scheme        the system at frozen heads, and what a scheme has to do with it
     tableau       the classical Runge-Kutta scheme, as data
     march         that scheme through depth;  march_compiled: the same for small problems
+    unrolled      a march as data, and march_swept: by it in one launch on a card
     picard        all of depth at once, in place of the march: for cards
     adams         order 6 on the same nodes, for heads that are smooth in depth
     schemes       these three by their names

@@ -25,7 +25,8 @@ class NodeByNode(Scheme):
     """Schemes that go through depth from node to node.
 
     Both directions are one loop, `_go`, over the nodes in the order in which they are passed; for
-    small problems it is a compiled one, the class `compiled` of `march_compiled`.
+    small problems it is a compiled one, the class `compiled` of `march_compiled`, or on a card one
+    launch, `march_swept`.
     """
 
     compiled: ClassVar[str]
@@ -85,6 +86,10 @@ class NodeByNode(Scheme):
     def compiled_loop(self, system: System, x: torch.Tensor):
         """The compiled loop for these sizes, or None: a choice that depends on them alone."""
         contexts, tokens, _ = x.shape
+        if system.branch.is_swept(contexts, tokens):
+            from .march_swept import SweptMarch, fits  # which needs Triton
+
+            return SweptMarch(system, type(self)) if fits(system, x) else None
         if not system.branch.is_compiled(contexts, tokens):
             return None
         from . import march_compiled  # numba takes a second to import

@@ -11,8 +11,6 @@ from ipslimit.cpu import fused
 from ipslimit.cpu.branches import Sizes, branch_field, branch_vjp, families_of, norm_of, sums_of
 from ipslimit.cpu.kernel import combine, part
 from ipslimit.cpu.sight import sight_at
-from ipslimit.model.rules import input_means
-from ipslimit.model.sight import Sight
 
 from .adams import KNOWN, START, coefficients
 from .scheme import System, UnitSums
@@ -44,13 +42,9 @@ class CompiledMarch:
             size, inner = units.layout.size, units.layout.inner if found.means else 0
             stop = start + (size + inner) * units.count
             own = sums[:, start:stop].unflatten(-1, (size + inner, units.count))
-            found.sums[name][at] = own[:, :size]
-            if found.means:
-                x = states[at]
-                y = x if norm is None else norm(x)
-                per_token = 1.0 / (x.shape[1] * x.shape[2])
-                y = Sight.of(self.system.sight).weighted(y)
-                found.means[name][at] = input_means(y, own[:, size:].mT, per_token)
+            x = states[at]
+            y = x if norm is None or found.means is None else norm(x)
+            found.store_sums(at, name, own, y, self.system)
             start = stop
 
     def _run(self, kind: str, edges, slopes, states, found: UnitSums | None) -> torch.Tensor:

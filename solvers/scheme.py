@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ipslimit.model.branch import Branch
+from ipslimit.model.rules import input_means
 from ipslimit.model.sight import Sight
 
 from .grid import DepthGrid, Trajectory, integrate
@@ -42,6 +43,20 @@ class UnitSums(NamedTuple):
         for into, own in zip(self, part, strict=True):
             for name, t in (own or {}).items():
                 into[name][nodes] = t
+
+    def store_sums(
+        self, nodes: slice, name: str, own: torch.Tensor, x: torch.Tensor, system: System
+    ) -> None:
+        """Those of a family at several nodes, of sums (..., P [+ inner], H) and tokens x there.
+
+        The tokens as its units see them; the rows of inner inputs where there are means.
+        """
+        size = system.branch.families[name].layout.size
+        self.sums[name][nodes] = own[:, :size]
+        if self.means is not None:
+            per_token = 1.0 / (x.shape[1] * x.shape[2])
+            y = Sight.of(system.sight).weighted(x)
+            self.means[name][nodes] = input_means(y, own[:, size:].mT, per_token)
 
 
 @dataclasses.dataclass

@@ -36,14 +36,16 @@ def test_the_kernels_are_right_in_the_interpreter(name):
 
 def test_the_path_is_chosen_by_sizes_alone(monkeypatch):
     monkeypatch.setattr(sizes, "_installed", lambda: True)
-    card, wide = (4, 16, 8, 4, 4), (4, 16, 8, 17, 4)
+    card = (4, 16, 8, 4, 4)
     assert choose(*card, torch.float32, "cuda") == "eager"  # which is faster, no card has told
     monkeypatch.setenv(VARIABLE, "triton")
     for dtype in (torch.float32, torch.float64):
-        assert choose(*card, dtype, "cuda") == "triton"
-        assert choose(1, 1, 1, 16, 16, dtype, "cuda:1") == "triton"
-        assert choose(*wide, dtype, "cuda") == "eager"
-        assert choose(4, 16, 8, 4, 17, dtype, "cuda") == "eager"
+        assert choose(*card, dtype, "cuda") == "lanes"
+        assert choose(1, 1, 1, 16, 16, dtype, "cuda:1") == "lanes"
+        assert choose(4, 16, 8, 17, 4, dtype, "cuda") == "tiles"
+        assert choose(4, 16, 8, 4, 17, dtype, "cuda") == "tiles"
+        assert choose(1, 1, 1, 512, 64, dtype, "cuda") == "tiles"
+        assert choose(1, 1, 1, 512, 65, dtype, "cuda") == "eager"
     assert choose(*card, torch.bfloat16, "cuda") == "eager"
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from ..model.layout import Layout
 from ..model.sight import Sight
 from . import one_block, pull_back
-from .sizes import MOST_GROUPS, SCRATCH_BYTES, WARP, Shape, shape_of
+from .sizes import MOST_GROUPS, MOST_REGISTERS, SCRATCH_BYTES, WARP, Shape, shape_of
 
 
 def field(x, packed, weights, layout: Layout, sight: Sight) -> torch.Tensor:
@@ -52,7 +52,9 @@ def launch(kernel, programs: int, x: torch.Tensor, shape: Shape, *arguments) -> 
     warps = max(1, shape.lanes // WARP)
     for first in range(0, programs, most):
         count = min(most, programs - first)
-        options = {"num_warps": warps, "num_stages": 1}
+        options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+        if shape.back:  # or the assembler holds to fewer and spills
+            options["maxnreg"] = MOST_REGISTERS
         kernel[(count,)](scratch, each, first, *arguments, shape, **options)
 
 
@@ -77,7 +79,8 @@ def add_up(parts: torch.Tensor, axis: int) -> torch.Tensor:
     total = parts.new_empty(shape)
     numbers = total.numel() // rows
     tiles = triton.cdiv(numbers, _TILE)
-    _add_up[(rows * tiles,)](parts, total, count, numbers, tiles, _TILE)
+    sizes = count, numbers, tiles, _TILE
+    _add_up[(rows * tiles,)](parts, total, *sizes, enable_fp_fusion=True)
     return total
 
 

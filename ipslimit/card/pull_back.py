@@ -193,11 +193,11 @@ def add_to_units(tokens, cotangents, scratch, sight, out, more, N, H, heads, on,
         summed(scratch, VALUES, u, False, place, more, N, H, heads, on, shape)
     if shape.bo >= 0:
         for a in range(0, unknown(shape.d)):
-            place = out + (shape.bo + a) * H + heads
+            entries = out + (shape.bo + a) * H + heads
             c = column(cotangents, a, N, shape) + tl.zeros((shape.lanes,), out.dtype.element_ty)
             if more:
-                c += tl.load(place, mask=on, other=0.0)
-            tl.store(place, c, mask=on)
+                c += tl.load(entries, mask=on, other=0.0)
+            tl.store(entries, c, mask=on)
     if shape.outputs >= 0:
         place = out + shape.outputs * H
         summed(scratch, OUTPUTS, u, shape.weighted, place, more, N, H, heads, on, shape)

@@ -1,8 +1,8 @@
-"""Which work the card's path takes, and how it is cut: by sizes alone, without Triton.
+"""Which work the card's paths take, and how it is cut: by sizes alone, without Triton.
 
-Of heads with d, m <= `MOST_SIZE`, any number of tokens, contexts and heads. How a program is cut
-follows from what it holds of a lane in registers (255 of 4 bytes): the tables of
-docs/performance.md say what was compiled of it.
+Of heads with d, m <= `MOST_SIZE`, any number of tokens, contexts and heads, by lanes; of larger
+ones with m <= `MOST_INNER` by tiles. How a program is cut follows from what it holds of a lane in
+registers: the tables of docs/performance.md say what was compiled of it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 from ..model.layout import Layout
 from ..model.sight import Sight
 
-MOST_SIZE = 16
+MOST_SIZE, MOST_INNER = 16, 64
 # A program takes at most so many heads, 32 a warp.
 MOST_LANES, WARP = 128, 32
+# Registers of 4 bytes that a thread can have.
+MOST_REGISTERS = 255
 # Bytes that a lane holds of the inner vectors of a few rows, and of a few rows of a matrix: the
 # transpose has four of the former, or one of the latter, and as much again for what enters them.
 ROWS_BYTES, MATRIX_BYTES = 64, 128
@@ -28,6 +30,9 @@ ROWS_BYTES, MATRIX_BYTES = 64, 128
 SCRATCH_BYTES, GRADIENT_BYTES = 2**30, 2**30
 # One seed's contexts are shared out to as many groups, each with sums of its own.
 MOST_GROUPS = 16
+
+# Tokens of a tile, and warps of its program. (`tl.dot` takes no fewer than 16 of anything.)
+TILE_ROWS, TILE_WARPS, LEAST_DOT = 32, 8, 16
 
 INTERPRETER = "TRITON_INTERPRET"
 
@@ -42,7 +47,8 @@ class Shape(NamedTuple):
         m or more; heads of a program; rows of tokens, and of a matrix, that it takes at a time.
     scale : float
         log2(e) / sqrt(m), of queries.
-    mask : 0 none, 1 causal, 2 with `Sight.ends`
+    mask : int
+        See `mask_of`.
     weighted : bool
         Tokens have weights.
     bq, bk, bv, bo : int
@@ -84,6 +90,51 @@ class Shape(NamedTuple):
         return self.kept + tokens * (self.slots * self.inner + 3 * self.back) * self.lanes
 
 
+class TileShape(NamedTuple):
+    """What a kernel on tiles is compiled for.
+
+    Attributes
+    ----------
+    m : int
+    inner, rows : powers of two
+        m or more; tokens of a tile.
+    warps : int
+    mask : int
+    weighted, back : bool
+        As in `Shape`.
+    known : bool
+        Outputs and what the softmax is said by are there already.
+    """
+
+    m: int
+    inner: int
+    rows: int
+    warps: int
+    mask: int
+    weighted: bool
+    back: bool
+    known: bool
+
+
+def tile_shape(m: int, dtype: torch.dtype, sight: Sight, back=False, known=False) -> TileShape:
+    """The shape of kernels on tiles for heads of this size."""
+    return TileShape(
+        m=m,
+        inner=max(LEAST_DOT, power_of_two(m)),
+        rows=TILE_ROWS,
+        warps=TILE_WARPS,
+        mask=mask_of(sight),
+        weighted=sight.weights is not None,
+        back=back,
+        known=known,
+    )
+
+
+def mask_of(sight: Sight) -> int:
+    """0 for none, 1 for a plain one, 2 for one with `Sight.ends`."""
+    return 0 if not sight.causal else 1 if sight.ends is None else 2
+
+
 def shape_of(
     layout: Layout,
     count: int,
@@ -106,7 +157,7 @@ def shape_of(
         rows=max(1, ROWS_BYTES // held),
         axis=min(power_of_two(d), max(1, MATRIX_BYTES // held)),
         scale=1.4426950408889634 / m**0.5,
-        mask=0 if not sight.causal else 1 if sight.ends is None else 2,
+        mask=mask_of(sight),
         weighted=sight.weights is not None,
         **{name: first.get(name, -1) for name in ("bq", "bk", "bv", "bo")},
         outputs=layout.size if outputs else -1,
@@ -123,9 +174,13 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def serves(d: int, m: int, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for heads of these sizes."""
-    return max(d, m) <= MOST_SIZE and dtype in (torch.float32, torch.float64)
+def path_for(d: int, m: int, dtype: torch.dtype) -> str:
+    """Which kernels there are for heads of these sizes: "lanes", "tiles", or none, "eager"."""
+    if dtype not in (torch.float32, torch.float64):
+        return "eager"
+    if max(d, m) <= MOST_SIZE:
+        return "lanes"
+    return "tiles" if m <= MOST_INNER else "eager"
 
 
 def require(variable: str, device: object) -> None:

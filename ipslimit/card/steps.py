@@ -78,6 +78,7 @@ def update_layers(
         count=len(numbers),
         slots=tuple(present.index(n) if n in present else -1 for n in now.slots),
         tile=TILE,
+        enable_fp_fusion=True,
     )
 
 

@@ -1,7 +1,8 @@
-"""Which path computes a field or its VJP: "fused" (numba, CPU), "eager" (torch), "triton" (card).
+"""Which path computes a field or its VJP: "fused" (numba, CPU), "eager" (torch), or on a card
+"lanes" and "tiles" (Triton).
 
-That of the card is taken where IPSLIMIT_KERNEL asks for it: no card has told yet where it is
-faster.
+Those of the card are taken where IPSLIMIT_KERNEL asks for Triton: no card has told yet where they
+are faster.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
 
     Returns
     -------
-    "fused", "eager" or "triton"
+    "fused", "eager", "lanes" or "tiles"
 
     Raises
     ------
@@ -72,7 +73,7 @@ def choose(B: int, H: int, N: int, d: int, m: int, dtype, device) -> str:
     """
     if wanted_path() == "triton":
         card.require(VARIABLE, device)
-        return "triton" if card.serves(d, m, dtype) else "eager"
+        return card.path_for(d, m, dtype)
     if _may_go_wide(dtype, device) and wide_heads(B, H, N, d, m, dtype):
         return "fused"
     operations, filled = vector_operations(B, H, N, d, m), H / (LANES * blocks_of(H))

@@ -59,8 +59,16 @@ def _each_block(x, weights, layout: Layout) -> Iterator[tuple[slice, slice, slic
 
 
 @on_any_threads
-def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = None):
-    """Gamma(x) of shape (R, B, N, d).
+def field(
+    x,
+    packed,
+    weights,
+    layout: Layout,
+    sight: Sight,
+    keep: list | None = None,
+    kind: type[Block] | None = None,
+):
+    """Gamma(x) of shape (R, B, N, d); of another `kind` of `Block` where other kernels attend.
 
     A list `keep` is filled with what `vjp` would otherwise compute again (see `kept_numbers`): for
     the autograd face, whose user expects the usual exchange of memory for time, and for layers.
@@ -68,7 +76,7 @@ def field(x, packed, weights, layout: Layout, sight: Sight, keep: list | None = 
     out = None
     matrices = keep is not None and keeps_matrices(x.shape[2], layout.m)
     for row, context, head in _each_block(x, weights, layout):
-        block = _Block(x[row, context], packed[row, :, head], layout, sight[context])
+        block = (kind or Block)(x[row, context], packed[row, :, head], layout, sight[context])
         block.attend(matrices)
         out = added(out, block.outputs(weights[row, head]), (row, context), x)
         if keep is not None:
@@ -87,6 +95,7 @@ def vjp(
     with_heads,
     with_outputs=False,
     kept: list | None = None,
+    kind: type[Block] | None = None,
 ):
     """(dx, dpacked, dweights) of sum(cotangent * field); the last two per unit weight or None.
 
@@ -99,7 +108,7 @@ def vjp(
     dweights = torch.zeros_like(weights) if with_heads else None
     for i, (row, context, head) in enumerate(_each_block(x, weights, layout)):
         of = x[row, context], packed[row, :, head], layout, sight[context]
-        block = kept[i] if kept else _Block(*of)
+        block = kept[i] if kept else (kind or Block)(*of)
         c = cotangent[row, context]
         dqkv = block.pull_back(c)
         dx = added(dx, block.to_tokens(dqkv, weights[row, head]), (row, context), x)
@@ -125,7 +134,7 @@ def keeps_matrices(tokens: int, m: int) -> bool:
     return tokens <= 4 * m
 
 
-class _Block:
+class Block:
     """Attention of h heads on (r, b) contexts, and its transpose.
 
     The heads are copied with the head index in front, 1/sqrt(m) taken into Q: w (r h, d, 3m) holds

@@ -71,14 +71,18 @@ class Heads(Units):
         super().__init__(weights, q=q, k=k, v=v, o=o, bq=bq, bk=bk, bv=bv, bo=bo)
 
     def path(self, contexts: int, tokens: int):
-        """`eager`, `cpu.fused` or `card.on_tensors`."""
+        """`eager`, `cpu.fused`, `card.on_tensors` or `card.on_tiles`."""
         chosen = self._chosen(contexts, tokens)
         if chosen == "eager":
             return eager
-        if chosen == "triton":
+        if chosen == "lanes":
             from ..card import on_tensors  # which needs Triton
 
             return on_tensors
+        if chosen == "tiles":
+            from ..card import on_tiles
+
+            return on_tiles
         from ..cpu import fused  # numba takes a second to import
 
         return fused
@@ -95,7 +99,7 @@ class Heads(Units):
         return numbers * self.count * self.dtype.itemsize
 
     def is_swept(self, contexts: int, tokens: int) -> bool:
-        return self._chosen(contexts, tokens) == "triton"
+        return self._chosen(contexts, tokens) == "lanes"
 
     def _chosen(self, contexts: int, tokens: int) -> str:
         layout, packed = self.layout, self.packed

@@ -6,11 +6,13 @@ from builders import normal, random_heads, small_atoms, small_problem
 from triton.runtime.interpreter import InterpretedFunction
 
 from ipslimit import SGD, AdamW, BlockAdamW, Lion, Rebalance, SBOAdamW, by_depth, train_particles
-from ipslimit.card import on_tensors, swept_layers
+from ipslimit.card import swept_layers
 from ipslimit.card.swept_layers import SweptLayers
 from ipslimit.model.branch import Branch
 from ipslimit.model.layers import Layers, Training
 from ipslimit.model.sight import Sight
+from ipslimit.solvers import march_swept
+from ipslimit.solvers.adams import Adams
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.march import March
 from ipslimit.solvers.scheme import System
@@ -34,7 +36,7 @@ def swept(kind, heads, rule, sight=None, keep=False, size=1.0, B=2):
     layers = kind(branch, 1 / depth, {"field": 0, "vjp": 0})
     states = branch.init(rule)
     alive = torch.ones(seeds, dtype=torch.bool)
-    training = Training(rule, states, 1, 1 / 4, alive)
+    training = Training(rule, states, 1, 1 / (2 * B), alive)
     sight = Sight(True) if sight is None else sight
     x = layers.forward(normal(B, 2, 2, seed=9, dtype=heads.dtype), sight)
     p = layers.backward(x, size * (x[-1] - 1.0), keep, sight, training)
@@ -124,16 +126,40 @@ def test_training_goes_through_it_and_is_that_of_the_eager_path(monkeypatch):
         torch.testing.assert_close(run.heads[2].packed, other.heads[2].packed, rtol=0, atol=1e-10)
 
 
-def test_the_limit_is_marched_with_its_field_and_transpose(monkeypatch):
-    grid, branch = DepthGrid((0.0, 1.0)), Branch.alone(random_heads((3,), H=1, m=1, d=1))
+@pytest.mark.parametrize("scheme", [March(), Adams()], ids=lambda scheme: type(scheme).__name__)
+def test_the_limit_is_marched_in_a_launch_a_sweep(scheme, monkeypatch):
+    by_adams = isinstance(scheme, Adams)
+    edges, dtype = ((0.0, 0.4, 1.0), torch.float32) if by_adams else ((0.0, 1.0), torch.float64)
+    grid, B = DepthGrid(edges), 1 if by_adams else 2
+    nodes, u = len(grid.nodes), torch.tensor([[0.5, 1.5], [1.0, 1.0]], dtype=dtype)[:B]
+    heads = random_heads((nodes,), H=2, m=1, d=2, biases=("bv", "bo"), dtype=dtype)
+    names, run = [], InterpretedFunction.run
+    counted = lambda self, *a, **k: names.append(self.__name__) or run(self, *a, **k)  # noqa: E731
+    monkeypatch.setattr(InterpretedFunction, "run", counted)
 
     def marched():
-        system = System(grid, branch, False, {"field": 0, "vjp": 0})
-        x = March().forward(system, normal(1, 2, 1, seed=9))
-        p, sums = March().backward(system, x, x.edges[-1] - 1.0, True)
-        return x.edges, p.edges, sums.sums["attention"]
+        cost = {"field": 0, "vjp": 0}
+        system = System(grid, Branch.alone(heads), Sight(True, u), cost, not by_adams)
+        x = scheme.forward(system, normal(B, 2, 2, seed=9, dtype=dtype))
+        p, sums = scheme.backward(system, x, x.values[-1] - 1.0, True)
+        found = x.values, x.edges, p.values, p.edges, *sums.sums.values()
+        return (*found, *(sums.means or {}).values()), cost
 
-    assert branch.only[0].path(1, 2) is on_tensors
-    found = marched()
+    found, cost = marched()
+    # sums over contexts; and the middles' unit sums of order 4, which are of all middles at once
+    more = [] if by_adams else ["_add_up", "_vjp", "_add_up", "_add_up"]
+    assert names == ["march", "march", *more]
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
-    assert_same(found, marched(), 1e-12)
+    expected, other_cost = marched()
+    assert_same(found, expected, 1e-5 if by_adams else 1e-12)
+    assert cost == other_cost
+
+
+def test_heads_of_more_than_a_program_are_marched_node_by_node(monkeypatch):
+    monkeypatch.setattr(march_swept, "MOST_LANES", 1)
+    grid, x = DepthGrid((0.0, 1.0)), normal(1, 2, 1)
+    for H in (1, 2):
+        branch = Branch.alone(random_heads((3,), H=H, m=1, d=1))
+        system = System(grid, branch, False, {"field": 0, "vjp": 0})
+        loop = March().compiled_loop(system, x)
+        assert (loop is None) == (H > 1)
