@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from slow_cases import slow_but
 from test_own_files import SIGNUM
 from test_reviews import make_imdb
 
@@ -71,7 +72,7 @@ def tiny(name, reviews):
 PRINTED = {"sweep": "rates", "compare": None, "scaling": "finding"} | {n: n for n in FRAMED}
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", slow_but(PRINTED, "sweep", "compare", "scaling", "boundary"))
 def test_json_prints_the_result_file_and_nothing_else(name, reviews, tmp_path, capsys):
     if name == "rebalance":
         pytest.importorskip("tokenizers")

@@ -54,6 +54,7 @@ def file(tmp_path):
     return written
 
 
+@pytest.mark.slow  # docs/architecture.md has a shorter one, which runs every time
 def test_a_study_of_ones_own_is_a_file_of_25_lines(file, tmp_path, capsys):
     """It has a table, figures, a sentence and a finding that goes into the report; and resumes."""
     assert len(TEMPERATURE.splitlines()) <= 25
