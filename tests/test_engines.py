@@ -4,6 +4,8 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -71,6 +73,23 @@ def test_a_dead_worker_is_replaced_and_its_task_done_again(tmp_path):
 def test_workers_that_always_die_are_given_up():
     with pytest.raises(EngineFailed, match=f"{local.REPLACEMENTS + 1} times in a row.*--workers"):
         list(Processes(1).run(die, (0,), {"only": (1,)}))
+
+
+UNGUARDED = """
+from ipslimit.experiments.engines.local import Processes
+print("begun")
+print(list(Processes(1).run(abs, (), {"one": (-1,)})))
+"""
+
+
+def test_a_script_without_a_guard_is_told_so_at_once(tmp_path):
+    """Its workers import it; they end without a word, and none is started in their place."""
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 1 and told.stdout.split() == ["begun"] * 2
+    assert told.stderr.count("Traceback") == 1
+    assert "    if __name__ == '__main__':" in told.stderr.splitlines()[-1]
 
 
 def process(shared, value):

@@ -23,6 +23,8 @@ from .engine import Engine, EngineFailed
 
 # Workers that die (killed, out of memory) are replaced so many times without a task finishing.
 REPLACEMENTS = 3
+# Exit status of a worker whose script would start workers when it is imported.
+UNGUARDED = 78
 
 
 class InProcess(Engine):
@@ -86,6 +88,8 @@ class Processes(Engine):
                         ) from None
 
     def _run(self, work: str, tasks: dict) -> Iterator:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise SystemExit(UNGUARDED)  # a worker, which imports the script that started it
         if self._pool is None:
             self._others = set(multiprocessing.active_children())
             self._pool = ProcessPoolExecutor(
@@ -98,6 +102,7 @@ class Processes(Engine):
                 yield futures[future], future.result()
         except BaseException:
             pool, self._pool = self._pool, None
+            started = list((pool._processes or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
             ours = set(multiprocessing.active_children()) - self._others
             for child in ours:
@@ -105,6 +110,12 @@ class Processes(Engine):
             for child in ours:
                 child.join()
             pool.shutdown()
+            if any(worker.exitcode == UNGUARDED for worker in started):
+                raise EngineFailed(
+                    "every worker imports the script that starts it, and this one would start "
+                    "workers of its own. Put what the script runs under\n"
+                    "    if __name__ == '__main__':"
+                ) from None
             raise
 
     def close(self) -> None:
