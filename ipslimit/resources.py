@@ -6,6 +6,7 @@ processes, are read here: version 1 and 2, and all groups around this process's 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
@@ -48,8 +49,9 @@ def available_memory(root: Path = ROOT) -> int:
     return max(0, min([psutil.virtual_memory().available, *left]))
 
 
+@functools.cache
 def total_memory(root: Path = ROOT) -> int:
-    """Bytes that this process could have if it had its machine to itself."""
+    """Bytes that this process could have if it had its machine to itself; looked up once."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_groups(root))])
 
 
