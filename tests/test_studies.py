@@ -7,6 +7,7 @@ once in a tiny size.
 import csv
 import dataclasses
 import itertools
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -22,8 +23,9 @@ from ipslimit.experiments.store import write_cell
 from ipslimit.experiments.studies import beside, scaling, uniform
 from ipslimit.experiments.studies.base import ClauseStudy
 from ipslimit.experiments.studies.chaos_cells import LawSetting
-from ipslimit.experiments.studies.command import STUDIES
+from ipslimit.experiments.studies.command import STUDIES, All
 from ipslimit.experiments.studies.fair import FairSetting
+from ipslimit.experiments.studies.finding import outcome
 from ipslimit.experiments.studies.report import read_finding, report
 from ipslimit.experiments.studies.scaling import SymmetricSetting
 from ipslimit.experiments.studies.search import PointSetting
@@ -136,21 +138,35 @@ def test_the_help_lists_every_study_and_says_how_to_give_ones_own(capsys):
 
 
 @pytest.mark.slow
-def test_all_runs_every_study_with_its_flags_and_binds_a_report(tmp_path, monkeypatch, folders):
+def test_all_runs_every_study_with_its_flags_and_binds_a_report(
+    tmp_path, monkeypatch, capsys, folders
+):
     asked = []
 
-    def finished(study):
+    def finished(study, progress):
         """What was computed above, in its place."""
         asked.append(study)
-        shutil.copytree(folders[study.NAME], study.folder, dirs_exist_ok=True)
+        return outcome(small(study.NAME, folders[study.NAME]).find(progress=False), "cpu")
 
-    monkeypatch.setattr(ClauseStudy, "run", finished)
-    main(["study", "all", "--quick", "--device", "cpu", "--out", str(tmp_path)])
+    monkeypatch.setattr(ClauseStudy, "measure", finished)
+    flags = "--quick --device cpu --workers 1 --json --out".split()
+    main(["study", "all", *flags, str(tmp_path)])
+    printed = capsys.readouterr()
+    assert list(json.loads(printed.out)) == NAMES and "report.html" in printed.err
     assert [type(study) for study in asked] == list(STUDIES)
-    assert all(study.quick and study.device == "cpu" for study in asked)
+    assert all(study.quick and study.device == "cpu" and study.workers == 1 for study in asked)
     assert [study.folder for study in asked] == [tmp_path / name for name in NAMES]
     page = (tmp_path / "report.html").read_text()
     assert all(study.TITLE in page for study in STUDIES)
+
+
+def test_what_one_study_cannot_take_all_refuse(tmp_path):
+    """The options are those of every command, and mean the same."""
+    asked = All(out=tmp_path, workers=2, scheduler=None, json=True)
+    asked.check()
+    assert all(study.workers == 2 and study.json for study in asked.studies)
+    with pytest.raises(ValueError, match=r"^memory must be left out of uniform, which trains all"):
+        All(out=tmp_path, memory=1.0).check()
 
 
 @studies()

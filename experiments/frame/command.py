@@ -28,8 +28,8 @@ ON_TEXT = NO_MEMORY | {"device": "whose runs on text are made on the CPU"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(abc.ABC):
-    """A command; a subclass adds its settings."""
+class Options:
+    """What has one meaning in all commands."""
 
     quick: bool = False
     """Small sizes, for a first look."""
@@ -76,21 +76,40 @@ class Command(abc.ABC):
         resolve_device(self.device)
         prepare_folder(self.folder)
 
+    def tell(self, text: str) -> None:
+        """Print what is no result: where JSON is wanted, beside it."""
+        print(text, file=sys.stderr if self.json else sys.stdout)
+
+    def print_json(self, numbers: dict) -> None:
+        if self.json:
+            print(json.dumps(finite(numbers), indent=2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Options, abc.ABC):
+    """A command; a subclass adds its settings."""
+
     @abc.abstractmethod
     def measure(self, progress: bool | str = True) -> Outcome:
         """Compute what is missing; writes nothing but the cells. `progress` as of `runner.run`."""
 
     def run(self) -> None:
         """Measure, write and print; for settings that `check` has passed."""
-        outcome = self.measure("always" if self.progress else True)
-        files = outcome.write(self.folder)
-        beside = sys.stderr if self.json else sys.stdout
-        print(json.dumps(finite(outcome.numbers), indent=2) if self.json else outcome.summary)
-        for text in outcome.damaged:
-            print(f"damaged result file: {text}", file=beside)
-        print(f"\nwritten to {self.folder}: {', '.join(files)}", file=beside)
+        outcome = self.done()
+        self.print_json(outcome.numbers)
         if outcome.status:
             sys.exit(outcome.status)
+
+    def done(self) -> Outcome:
+        """What was measured and written; said to who does not want JSON."""
+        outcome = self.measure("always" if self.progress else True)
+        files = outcome.write(self.folder)
+        if not self.json:
+            print(outcome.summary)
+        for text in outcome.damaged:
+            self.tell(f"damaged result file: {text}")
+        self.tell(f"\nwritten to {self.folder}: {', '.join(files)}")
+        return outcome
 
     def chosen_engine(self, here: type[InProcess] = InProcess) -> Engine | None:
         """What was asked for; None for the faster local one."""

@@ -14,6 +14,7 @@ import tyro
 
 from ipslimit.checks import require_choice
 
+from ..frame.command import Options
 from ..frame.own import is_own, own_class
 from .base import ClauseStudy
 from .batches import Batches
@@ -58,17 +59,13 @@ STUDIES: tuple[type[ClauseStudy], ...] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class All:
+class All(Options):
     """Every built-in study, one after another, and their report: OUT/NAME and OUT/report.html."""
 
     quick: bool = False
     """Sizes of about a minute each on two cores (default: at most ten)."""
     out: Path = Path("results/report")
     """Folder for a folder of every study, and for report.html."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    progress: bool = False
-    """Write the progress bar also where that is no terminal, on which it always is."""
 
     NAME: ClassVar[str] = "all"
 
@@ -79,15 +76,18 @@ class All:
         return [study(**given | {"out": self.out / study.NAME}) for study in STUDIES]
 
     def check(self) -> None:
+        super().check()
         for study in self.studies:
             study.check()
 
     def run(self) -> None:
+        found = {}
         for study in self.studies:
-            study.run()
-            print()
+            found[study.NAME] = study.done().numbers
+            self.tell("")
         folders = tuple(study.folder for study in self.studies)
-        ReportCommand(folders, self.out / "report.html").run()
+        self.tell(ReportCommand(folders, self.out / "report.html").written())
+        self.print_json(found)
 
 
 def own_study(text: str) -> type[ClauseStudy]:

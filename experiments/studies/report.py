@@ -62,6 +62,10 @@ class ReportCommand:
         prepare_folder(self.out.parent)
 
     def run(self) -> None:
+        print(self.written())
+
+    def written(self) -> str:
+        """A line of what it has written."""
         try:
             findings = [read_finding(folder) for folder in self.folders]
         except ValueError as error:  # since they were checked
@@ -69,7 +73,7 @@ class ReportCommand:
         text = report(findings)
         with replacing(self.out) as file:
             file.write(text)
-        print(f"written: {self.out} ({len(self.folders)} studies, {len(text) / 1e6:.1f} MB)")
+        return f"written: {self.out} ({len(self.folders)} studies, {len(text) / 1e6:.1f} MB)"
 
 
 def report(findings: list[dict]) -> str:
