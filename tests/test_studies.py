@@ -141,12 +141,12 @@ def test_the_help_lists_every_study_and_says_how_to_give_ones_own(capsys):
 def test_all_runs_every_study_with_its_flags_and_binds_a_report(
     tmp_path, monkeypatch, capsys, folders
 ):
-    asked = []
+    asked, found = [], {name: small(name, folders[name]) for name in NAMES}
 
     def finished(study, progress):
         """What was computed above, in its place."""
         asked.append(study)
-        return outcome(small(study.NAME, folders[study.NAME]).find(progress=False), "cpu")
+        return outcome(found[study.NAME].find(progress=False), "cpu")
 
     monkeypatch.setattr(ClauseStudy, "measure", finished)
     flags = "--quick --device cpu --workers 1 --json --out".split()
