@@ -15,6 +15,7 @@ from ipslimit.measure.rates import RateFit, RateFits
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe & Ito's palette with violet in the place of its red, which shall not meet the green; markers
@@ -24,6 +25,7 @@ MARKERS = "os^Dv<"
 BIAS = {"color": "#000000", "marker": "x"}
 TEXT = 8  # points, at the figures' own width of a page
 SMALL = 6.5
+MOST_NAMES = 8  # of ticks, which more would run into each other
 WIDE = 105  # characters of the size TEXT in a page's width
 FRACTIONS = {-0.5: "−1/2", -1 / 3: "−1/3", -0.25: "−1/4"}
 NAMES = {
@@ -212,15 +214,22 @@ def series(axis: Axes, points: dict, fit: RateFit | None, style: dict, name: str
         axis.plot(ends, fit.constant * ends**fit.exponent, color=style["color"], lw=0.8)
 
 
+def ticks_at(scale: Axis, values: Sequence[float]) -> None:
+    """At these values alone, as plain numbers; of many, every other is named, or fewer."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    apart = -(-len(values) // MOST_NAMES)
+    names = ["" if i % apart else f"{value:g}" for i, value in enumerate(values)]
+    scale.set_major_locator(FixedLocator(values))
+    scale.set_major_formatter(FixedFormatter(names))
+    scale.set_minor_locator(NullLocator())
+
+
 def log_axes(axis: Axes, sizes: list[float]) -> None:
     """Logarithmic axes, the sizes themselves as ticks."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.xaxis.set_major_locator(FixedLocator(sizes))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.xaxis.set_minor_locator(NullLocator())
+    ticks_at(axis.xaxis, sizes)
     axis.tick_params(labelsize=SMALL, which="both")
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page, ticks_at
+from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page
 from ..intervals import SeedMean
-from ..plots import COLOURS, MARKERS, SMALL
+from ..plots import COLOURS, MARKERS, SMALL, ticks_at
 from .results import UNTRAINED, BackboneResult
 
 if TYPE_CHECKING:

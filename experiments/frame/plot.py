@@ -45,15 +45,6 @@ def note(axis: Axes, text: str, place: tuple[float, float], **options) -> None:
     axis.annotate(text, place, fontsize=SMALL - 0.5, color="0.4", **options)
 
 
-def ticks_at(scale: Axis, values: Sequence[float]) -> None:
-    """At these values alone, as plain numbers."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    scale.set_major_locator(FixedLocator(values))
-    scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    scale.set_minor_locator(NullLocator())
-
-
 def log_ticks(scale: Axis) -> None:
     """At 1, 2 and 5 of every power of ten, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..frame.plot import BESIDE, DOTTED, label, note, page, ticks_at
-from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption
+from ..frame.plot import BESIDE, DOTTED, label, note, page
+from ..plots import COLOURS, MARKERS, SMALL, TEXT, caption, ticks_at
 from .results import GaugeResult
 
 if TYPE_CHECKING:

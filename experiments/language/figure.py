@@ -9,8 +9,8 @@ import numpy as np
 
 from ipslimit.measure.errors import root_mean_square
 
-from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page, ticks_at
-from ..plots import BIAS, COLOURS, MARKERS, SMALL, TEXT, bars, look, shade
+from ..frame.plot import BESIDE, DASHED, DOTTED, label, log_ticks, note, page
+from ..plots import BIAS, COLOURS, MARKERS, SMALL, TEXT, bars, look, shade, ticks_at
 from .report import exponent
 from .results import FACTORS, WITHIN, LanguageResult, PowerLaw
 from .setting import EXPONENTS

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..frame.plot import label, note, page, running_mean, ticks_at
+from ..frame.plot import label, note, page, running_mean
 from ..intervals import SeedMean
-from ..plots import COLOURS, SMALL, TEXT
+from ..plots import COLOURS, SMALL, TEXT, ticks_at
 from .arms import BY_NAME
 from .explanation import Point
 from .report import Report

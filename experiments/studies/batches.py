@@ -15,9 +15,9 @@ from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.rates import RateFit, RateFits, fit_rates
 
 from ..frame.fields import Distinct
-from ..frame.plot import label, log_ticks, ticks_at
+from ..frame.plot import label, log_ticks
 from ..intervals import over_seeds
-from ..plots import look
+from ..plots import look, ticks_at
 from ..settings import Flat, Setting, Sizes
 from ..sweep import SweepResult
 from .base import BOUND, UNTIED, ClauseStudy, held_against, sweep_notes, tally

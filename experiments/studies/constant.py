@@ -10,8 +10,8 @@ import numpy as np
 from ipslimit.measure.errors import root_mean_square
 from ipslimit.measure.fluctuation import is_linear
 
-from ..frame.plot import label, ticks_at
-from ..plots import NAMES, SMALL, along, bars, cells_of, look
+from ..frame.plot import label
+from ..plots import NAMES, SMALL, along, bars, cells_of, look, ticks_at
 from ..settings import Flat, Setting, Sizes, StudyError
 from .base import UNTIED, ClauseStudy, sweep_notes
 from .finding import Finding, Measured, Picture, Table, number_in

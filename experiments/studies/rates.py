@@ -11,7 +11,7 @@ import numpy as np
 
 from ipslimit.measure.errors import root_mean_square
 
-from ..frame.plot import label, ticks_at
+from ..frame.plot import label
 from ..plots import (
     NAMES,
     SMALL,
@@ -22,6 +22,7 @@ from ..plots import (
     legend_below,
     log_axes,
     look,
+    ticks_at,
     triangle,
 )
 from ..settings import Flat, Setting, Sizes
