@@ -14,10 +14,10 @@ from test_kept_code import RIGHT, X, Y, files
 from ipslimit import compilation
 
 PROGRAM = f"""
-import importlib.util
-spec = importlib.util.spec_from_file_location("compilation", {compilation.__file__!r})
-compilation = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(compilation)
+import importlib, sys, types
+package = sys.modules["ipslimit"] = types.ModuleType("ipslimit")  # without torch, which takes long
+package.__path__ = [{str(Path(compilation.__file__).parent)!r}]
+compilation = importlib.import_module("ipslimit.compilation")
 {{before}}
 from adder import add
 entry = compilation.compiled_entry()(add)
