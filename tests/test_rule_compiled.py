@@ -229,3 +229,14 @@ def test_kept_steps_are_known_by_every_file_that_they_are_compiled_from():
         if loop is not None:
             assert Path(inspect.getfile(getattr(loop, "py_func", loop))) in cpu_rules.STEP_SOURCES
     assert Path(inspect.getfile(sqrt)) in cpu_rules.STEP_SOURCES
+
+
+def test_the_text_of_a_step_can_be_read_where_it_is_said_to_stand(monkeypatch):
+    """numba asks for it when it keeps a step; Python from 3.13 on refuses what is no statement."""
+    made = []
+    monkeypatch.setattr(cpu_rules, "compiled_callback", lambda _, step, *a, **k: made.append(step))
+    maker = cpu_rules._compiled.__wrapped__
+    maker(AdamW.formula, ("lr",), (True, True), "torch.float64", True)
+    lines, first = inspect.getsourcelines(made[0])
+    assert lines[0] == "@functools.cache\n" and lines[1].startswith("def _compiled(")
+    assert first == maker.__code__.co_firstlineno

@@ -244,7 +244,9 @@ def _compiled(loop: Callable, names: tuple[str, ...], present: tuple[bool, ...],
     # kept code is linked by name, and all of these are made here
     told = hashlib.sha256(f"{loop.__module__}.{loop.__qualname__} {names} {text}".encode())
     space = {"Numbers": numbers_type(names), "loop": loop, "__name__": __name__}
-    exec(compile(text, __file__, "exec"), space)  # a text in which nothing is the user's
+    # numba looks its text up in this file; from Python 3.13 on, that must be a statement
+    above = "\n" * (_compiled.__wrapped__.__code__.co_firstlineno - 2)
+    exec(compile(above + text, __file__, "exec"), space)  # in which nothing is the user's
     space["step"].__qualname__ = space["step"].__name__ = f"step_{told.hexdigest()[:16]}"
     return compiled_callback(_signature(dtype), space["step"], *STEP_SOURCES, keep=ours)
 
