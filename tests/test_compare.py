@@ -190,5 +190,7 @@ def test_heads_are_as_far_from_the_limit_before_training_under_every_rule():
     # the whole law starts at its limit
     bias = [[row["bias"] for row in compared[0].distances_of(step, "theta")] for step in (0, 2)]
     assert max(bias[0]) < 1e-7 < min(bias[1]) < min(end[0])
-    figure = comparison_figure(compared)
+    figure = comparison_figure(compared, "all")
     assert [axis.get_ylabel() for axis in figure.axes].count("W2 of parameters θ") == 2
+    six = comparison_figure(compared[:1])
+    assert len(six.axes) == 6 and all("step 0" not in axis.get_ylabel() for axis in six.axes)

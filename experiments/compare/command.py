@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar
 
-from ipslimit.checks import require_bool
+from ipslimit.checks import require_bool, require_choice
 
 from ..frame.command import Command
 from ..frame.outcome import Outcome
+from ..rates_figure import PANELS
 from ..settings import Flat
 from .compared import Compared
 from .experiment import compare
@@ -28,6 +29,9 @@ class CompareCommand(Command):
     pair: Annotated[Compared, Flat] = Compared()
     animate: bool = False
     """Write flow.gif and flow.html, too: the tokens on their way through depth."""
+    panels: str = "six"
+    """Of the figure: six, x and p at the last recorded step, or all, at every; each further rule
+    adds a column."""
 
     NAME: ClassVar[str] = "compare"
 
@@ -40,6 +44,7 @@ class CompareCommand(Command):
 
     def check(self) -> None:
         self.pair.check()
+        require_choice("panels", self.panels, PANELS)
         if require_bool("animate", self.animate):
             self._check_animate()
         super().check()
@@ -57,4 +62,4 @@ class CompareCommand(Command):
     def measure(self, progress: bool = True) -> Outcome:
         pair = self.chosen
         comparisons = compare(pair, self.device, self.chosen_engine(), self.memory_bytes)
-        return outcome(comparisons, pair, self.device, self.animate)
+        return outcome(comparisons, pair, self.device, self.animate, self.panels)

@@ -19,11 +19,12 @@ DRAWN = 6  # tokens whose paths are drawn, at most
 PAIRED = {"color": "0.8", "lw": 4.0, "zorder": 0.5, "label": "rms of paired tokens"}
 
 
-def comparison_figure(comparisons: list[Comparison]) -> Figure:
+def comparison_figure(comparisons: list[Comparison], panels: str = "six") -> Figure:
     """Paths of the first component of the first context's tokens, and over depth how far they are.
 
     A row per step and variable; a column of paths per rule, one of errors of paired tokens, and one
-    of distances of measures: of token clouds in the rows of x, of heads in those of p.
+    of distances of measures: of token clouds in the rows of x, of heads in those of p. `panels`
+    is one of `rates_figure.PANELS`: six are of the last recorded step.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -31,6 +32,8 @@ def comparison_figure(comparisons: list[Comparison]) -> Figure:
 
     first = comparisons[0]
     cases, rules = first.cases(), len(comparisons)
+    if panels == "six":
+        cases = cases[-2:]
     figure = Figure(figsize=(2.6 * (rules + 2), 2.2 * len(cases)), dpi=200, layout="constrained")
     axes = figure.subplots(len(cases), rules + 2, squeeze=False, sharex=True)
     tables = [comparison.error_rows() for comparison in comparisons]

@@ -15,11 +15,15 @@ from .comparison import DISTANCE_COLUMNS, ERROR_COLUMNS, PATH_COLUMNS, Compariso
 
 
 def outcome(
-    comparisons: list[Comparison], pair: Compared, device: object = "auto", animate: bool = False
+    comparisons: list[Comparison],
+    pair: Compared,
+    device: object = "auto",
+    animate: bool = False,
+    panels: str = "six",
 ) -> Outcome:
     """The comparisons of a pair as config.json, compare.png and tables in CSV; and as a film.
 
-    `device` computed the numbers.
+    `device` computed the numbers; of `panels` see `comparison_figure`.
     """
     limits = [comparison.limit_summary() for comparison in comparisons]
     made = provenance(device) | {"pair": plain(pair)} | {"limits": limits}
@@ -43,7 +47,7 @@ def outcome(
         "compare",
         made | {"errors": errors, "distances": distances},
         "\n".join(said),
-        {"compare": drawing(f"{__package__}.figure", "comparison_figure", comparisons)},
+        {"compare": drawing(f"{__package__}.figure", "comparison_figure", comparisons, panels)},
         {"config": made},
         {
             "errors": (errors, ERROR_COLUMNS),
@@ -51,6 +55,7 @@ def outcome(
             "paths": (paths, PATH_COLUMNS),
         },
         films=films,
+        look=panels,
     )
 
 
