@@ -367,3 +367,11 @@ ADAM = torch.optim.AdamW(MODEL.parameters())
 def test_bad_arguments_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.ones(1), torch.int64, "float32"], ids=str)
+def test_what_is_no_dtype_of_floats_is_refused_in_one_line(dtype):
+    with pytest.raises(
+        TypeError, match=r"^dtype must be a floating-point torch dtype; got [^\n]*$"
+    ):
+        CenteredLinear(2, 2, dtype=dtype)

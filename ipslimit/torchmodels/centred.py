@@ -75,7 +75,8 @@ class CenteredLinear(nn.Module):
         super().__init__()
         self.in_features = require_int("in_features", in_features)
         self.out_features = require_int("out_features", out_features)
-        if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        # a tensor has a method of the name of a dtype's flag
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(
                 f"dtype must be a floating-point torch dtype; got {shown(dtype)}. Use "
                 "torch.float32."
