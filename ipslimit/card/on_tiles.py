@@ -28,12 +28,11 @@ class _Tiled(eager.Block):
         known = self.z is not None
         if not known:
             self.z, self.statistics = self._room()
-        dz = self._matrices_of(eager.product(self._for_each_head(c), self.o))
+        dz = self._to_outputs(c)
         dqkv = dz.new_empty(3, *dz.shape)
         self._by_queries(dz, dqkv[0], back=True, known=known)
         self._launch(tiles.by_keys, dz, (self.statistics, *dqkv[1:]), back=True)
-        r, b, h, n = self.sizes
-        return dqkv.view(3, r, h, b * n, -1).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
+        return self._columns(dqkv)
 
     def _by_queries(self, dz: torch.Tensor, dq: torch.Tensor, **options: bool) -> None:
         self._launch(tiles.by_queries, dz, (self.z, self.statistics, dq), **options)

@@ -102,15 +102,21 @@ def pull(q, dz, k, v, first, top, inverse, mean, ends, sight, N, shape):
     return a, a * (product(dz, tl.trans(v)) - mean[:, None])
 
 
+@triton.jit
+def task_of(sight, B, N, pieces, stride, shape):
+    """A program's matrix, its first token, what it sees; where vectors given, and ours, begin."""
+    task = tl.program_id(0).to(tl.int64)
+    matrix, first = task // pieces, (task % pieces).to(tl.int32) * shape.rows
+    seen = of_context(sight, matrix % B, N, shape)
+    return matrix, first, seen, matrix * N * stride, matrix * N * shape.m
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def by_queries(
     q, k, v, dz, sight, z, statistics, dq, B, N, pieces, matrices, stride, shape: tl.constexpr
 ):
     """z and statistics (3, matrices, N), and on the way back dq; see `attend`."""
-    task = tl.program_id(0).to(tl.int64)
-    matrix, first = task // pieces, (task % pieces).to(tl.int32) * shape.rows
-    seen = of_context(sight, matrix % B, N, shape)
-    given, own = matrix * N * stride, matrix * N * shape.m
+    matrix, first, seen, given, own = task_of(sight, B, N, pieces, stride, shape)
     keys, values = k + given, v + given
     rows = first + tl.arange(0, shape.rows)
     live = rows < N
@@ -151,10 +157,7 @@ def by_keys(
     q, k, v, dz, sight, statistics, dk, dv, B, N, pieces, matrices, stride, shape: tl.constexpr
 ):
     """dk and dv, after `by_queries`: tiles are laid as there, so that the numbers are the same."""
-    task = tl.program_id(0).to(tl.int64)
-    matrix, first = task // pieces, (task % pieces).to(tl.int32) * shape.rows
-    seen = of_context(sight, matrix % B, N, shape)
-    given, own = matrix * N * stride, matrix * N * shape.m
+    matrix, first, seen, given, own = task_of(sight, B, N, pieces, stride, shape)
     keys = tile(k + given, first, N, stride, shape)
     values = tile(v + given, first, N, stride, shape)
     dkeys = tl.zeros((shape.rows, shape.inner), keys.dtype)

@@ -253,9 +253,7 @@ class Block:
 
     def pull_back(self, c: torch.Tensor) -> torch.Tensor:
         """(r, b N, 3 h m), the cotangents of q, k, v per unit weight; z too, unless it is there."""
-        r, b, h, n = self.sizes
-        m = self.layout.m
-        dz = self._matrices_of(product(self._for_each_head(c), self.o))
+        dz = self._to_outputs(c)
         dqkv = dz.new_empty(3, *dz.shape)
         dq, dk, dv = dqkv
         known = self.z is not None
@@ -273,7 +271,16 @@ class Block:
             pull_back_softmax(logits, attention, -1, logits.dtype, grad_input=logits)
             _bmm(logits, self.k[group], out=dq[group, rows])
             _bmm(logits.mT, self.q[group, rows], out=dk[group], add=add)
-        return dqkv.view(3, r, h, b * n, m).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
+        return self._columns(dqkv)
+
+    def _to_outputs(self, c: torch.Tensor) -> torch.Tensor:
+        """(r h b, N, m), the cotangents of z per unit weight."""
+        return self._matrices_of(product(self._for_each_head(c), self.o))
+
+    def _columns(self, dqkv: torch.Tensor) -> torch.Tensor:
+        """(3, r h b, N, m) -> (r, b N, 3 h m), those of each head side by side."""
+        r, b, h, n = self.sizes
+        return dqkv.view(3, r, h, b * n, -1).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
 
     def to_tokens(self, dqkv: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """sum_h w_h (Q^T dq + K^T dk + V^T dv), (r, b, N, d)."""
