@@ -34,8 +34,8 @@ CALLS = 5e5
 EAGER_COST = {torch.float32: 1.2, torch.float64: 1.5}
 # From this size of tokens and heads on, the time is that of the library's products, which no loop
 # of ours comes up to everywhere: of as many heads as fill a vector the eager path, which keeps what
-# its transpose needs, takes 0.3 to 0.75 of the fused path's time on an AVX2 core. With AVX-512 they
-# are within a fifth of each other. In between:
+# its transpose needs, takes 0.3 to 0.75 of the fused path's time on an AVX2 core. With AVX-512 it
+# was not measured; before it kept that, both were within a fifth of each other there. In between:
 LARGE = 64
 EAGER_COST_LARGE = {torch.float32: 0.6, torch.float64: 0.85}
 # Those of perceptrons, whose work is counted for as many as fill a register (see `perceptrons`).

@@ -122,7 +122,7 @@ class Layers:
         p = x.new_empty(slots, *x.shape[1:])
         p[(len(x) - 1) % slots] = p_end
         self._backward(x, p, sight, training)
-        if self._kept is not None and self._kept.x is x and self._kept.sight is sight:
+        if self._kept_of(x, sight):
             self._kept = None
         self.cost["vjp"] += self.depth
         return p if keep else p[:1]
@@ -130,10 +130,13 @@ class Layers:
     def _stages(self, r: int, x: torch.Tensor, sight: Sight) -> list[tuple[int, Branch]]:
         """The slots of x that a layer's stages start from, and the stages, with what is kept."""
         stages = list(enumerate(self.branch[0 if self.tied else r].stages, start=r * self.stages))
+        kept = self._kept_of(x, sight)
+        return [(i, stage.keeping(kept.stages[i])) for i, stage in stages] if kept else stages
+
+    def _kept_of(self, x: torch.Tensor, sight: Sight) -> Kept | None:
+        """What is kept, if it is of these very states."""
         kept = self._kept
-        if kept is None or kept.x is not x or kept.sight is not sight:
-            return stages
-        return [(i, stage.keeping(kept.stages[i])) for i, stage in stages]
+        return kept if kept and kept.x is x and kept.sight is sight else None
 
     def _forward(self, x: torch.Tensor, sight: Sight) -> None:
         """x_{r+1} = x_r + Gamma(x_r; nu_r) / L, from x_0 on."""
