@@ -123,7 +123,8 @@ def require_tensor(name: str, value: object, *, finite: bool = False) -> torch.T
         tensor = value
     else:
         try:
-            tensor = torch.as_tensor(value)
+            # Of a numpy scalar torch < 2.8 asks an index, which numpy deprecates for its bool.
+            tensor = torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"{name} must be a tensor or an array of numbers; got {type(value).__name__} "

@@ -128,3 +128,12 @@ def assert_to_rounding(actual, expected, multiple, what=""):
     bound = multiple * torch.finfo(actual.dtype).eps * size
     error = float((actual - expected).detach().abs().max())
     assert error <= bound, f"{what}: error {error:.3g} exceeds {bound:.3g}"
+
+
+def same_bits(a, b):
+    """Equal, NaN in the same places."""
+    return (
+        a.shape == b.shape
+        and torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )

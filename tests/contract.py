@@ -13,7 +13,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from builders import BIASES, F64, normal, random_heads, random_parts, small_atoms
+from builders import BIASES, F64, normal, random_heads, random_parts, same_bits, small_atoms
 
 import ipslimit
 from ipslimit import (
@@ -210,15 +210,6 @@ def law_with_a_bomb(size, weight=0.08):
 
 
 # --- checks ------------------------------------------------------------------------------------
-
-
-def same_bits(a, b):
-    """Equal, NaN in the same places."""
-    return (
-        a.shape == b.shape
-        and torch.equal(a.isnan(), b.isnan())
-        and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )
 
 
 def recorded(run, seeds=None):
