@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -48,15 +48,29 @@ class Noise:
         kurtosis kappa has 2(n-1)/(2+kappa) of them; kappa = 6 * relative as for chi-square laws,
         since a kurtosis estimated from 8 or 16 seeds would be worse than any rule.
         """
-        each = 2.0 * (self.seeds - 1) / (2.0 + 6.0 * self.relative.mean())
         parts = np.outer(row, row) * self.covariance
-        own = [self.groups == group for group in np.unique(self.groups)]
-        share = np.array([parts[np.ix_(g, g)].sum() for g in own])
-        fewest = np.array([each[g].min() for g in own])
+        share = np.array([parts[block].sum() for block in self._blocks])
+        fewest = self._fewest
         if not (share > 0).any():  # shared draws cancel, to below zero by rounding
             return float(fewest.min())
         share = np.maximum(share, 0.0)
         return float(share.sum() ** 2 / np.sum(share**2 / fewest))
+
+    @cached_property
+    def _members(self) -> list[np.ndarray]:
+        """The cells of each group."""
+        return [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
+
+    @cached_property
+    def _blocks(self) -> list[tuple]:
+        """Where each group stands in the covariance."""
+        return [np.ix_(own, own) for own in self._members]
+
+    @cached_property
+    def _fewest(self) -> np.ndarray:
+        """Degrees of freedom of each group: the fewest that a cell of it has."""
+        each = 2.0 * (self.seeds - 1) / (2.0 + 6.0 * self.relative.mean())
+        return np.array([each[own].min() for own in self._members])
 
 
 def resample(
@@ -77,34 +91,29 @@ def resample(
         shared = [0] * len(cells) if shared else range(len(cells))
     groups = np.unique(np.array(shared), return_inverse=True)[1]
     seeds = np.array([len(cell.seeds) for cell in cells])
-    # The lower bound keeps a resampling of zeros alone off log(0): such a cell is hopelessly wide.
-    squares = [np.maximum((c.errors / c.errors.max()) ** 2, 1e-300) for c in cells]
-    relative = np.array([np.var(s, ddof=1) / np.mean(s) ** 2 for s in squares])
+    relative = np.array([cell.relative for cell in cells])
     covariance = np.zeros((len(cells), len(cells)))
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
-        logs = _resampled(
-            [cells[i] for i in members], [squares[i] for i in members], bootstrap, seed
-        )
-        covariance[np.ix_(members, members)] = np.cov(logs, rowvar=False, ddof=0)
+        own = tuple(cells[i] for i in members)
+        covariance[np.ix_(members, members)] = _covariance(own, bootstrap, seed)
     factor = np.sqrt(seeds / (seeds - 1))
     return Noise(covariance * np.outer(factor, factor), relative, seeds, groups)
 
 
-def _resampled(
-    cells: Sequence[Cell], squares: Sequence[np.ndarray], bootstrap: int, seed: int
-) -> np.ndarray:
-    """Log errors (bootstrap, cells) of cells that share their draws."""
+@lru_cache(maxsize=1024)
+def _covariance(cells: tuple[Cell, ...], bootstrap: int, seed: int) -> np.ndarray:
+    """Of the resampled log errors of cells that share their draws; fits share cells."""
     known = sorted({index for cell in cells for index in cell.seeds})
     column = {index: i for i, index in enumerate(known)}
     counts = _counts(len(known), bootstrap, seed)
     logs = np.empty((bootstrap, len(cells)))
-    for i, (cell, s) in enumerate(zip(cells, squares, strict=True)):
-        own = counts[:, [column[index] for index in cell.seeds]]
+    for i, cell in enumerate(cells):
+        own, s = counts[:, [column[index] for index in cell.seeds]], cell.squares
         # A draw that misses every seed of a cell says nothing of it: the sample mean stands in.
         total = own.sum(axis=1)
         logs[:, i] = 0.5 * np.log(np.where(total > 0, own @ s, s.mean()) / np.maximum(total, 1))
-    return logs
+    return np.cov(logs, rowvar=False, ddof=0)
 
 
 @lru_cache(maxsize=64)

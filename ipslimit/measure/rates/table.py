@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,9 +16,12 @@ WHOLE = ("bias", "quadrature")  # terms of the whole law, H = inf
 Table = Sequence[Mapping] | Mapping
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
-    """All seeds of one (L, H); `errors` holds the finite ones, by rising seed index."""
+    """All seeds of one (L, H); `errors` holds the finite ones, by rising seed index.
+
+    Many fits share a cell: what they ask of it is computed once.
+    """
 
     L: float
     H: float
@@ -25,11 +29,21 @@ class Cell:
     errors: np.ndarray
     diverged: int
 
-    @property
+    @cached_property
     def log_error(self) -> float:
         """log of sqrt(mean over seeds of error^2), safe against under- and overflow."""
         top = self.errors.max()
         return float(np.log(top) + 0.5 * np.log(np.mean((self.errors / top) ** 2)))
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """error^2 over the largest; above zero, so that resampled zeros have a logarithm."""
+        return np.maximum((self.errors / self.errors.max()) ** 2, 1e-300)
+
+    @cached_property
+    def relative(self) -> float:
+        """Variance over seeds of error^2 / mean(error^2)."""
+        return np.var(self.squares, ddof=1) / np.mean(self.squares) ** 2
 
 
 def plain(size: float) -> int | float | str:
