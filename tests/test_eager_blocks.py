@@ -12,11 +12,14 @@ from torch.utils._pytree import tree_leaves
 
 from ipslimit import Heads, attention_field, attention_vjp
 from ipslimit.model import eager
+from ipslimit.model.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
 def eager_path(monkeypatch):
+    """With a workspace that holds nothing of other tests, which counts as a temporary."""
     monkeypatch.setenv("IPSLIMIT_KERNEL", "eager")
+    monkeypatch.setattr(eager.Block, "_memory", Workspace())
 
 
 def set_budgets(monkeypatch, entries):
@@ -127,7 +130,7 @@ def test_temporaries_keep_to_the_stated_bound_where_d_is_large(monkeypatch):
 
 
 def test_broadcasting_copies_heads_and_tokens_at_most_once_each(monkeypatch):
-    set_budgets(monkeypatch, 4000)
+    set_budgets(monkeypatch, 2000)
     x, parts, c = example((20, 1), (3,), H=40, N=2, B=1)
     expanded = 20 * 3 * Heads(**parts).packed[0].numel()
     field, vjp = measured_temporaries(x, parts, c)

@@ -16,6 +16,7 @@ from .budgets import added, cut, matrices_bytes, on_card, temporary_bytes
 from .layout import Layout
 from .products import on_any_threads
 from .sight import Sight
+from .workspace import Workspace
 
 # On the CPU work is cut into blocks of leading indices, contexts and heads so that no temporary
 # over tokens or parameters has more than max(TOKEN_BUDGET, (N + d) (3m + d)) entries, and within a
@@ -142,22 +143,39 @@ class Block:
     context's tokens in a row, (r h b, N, 3m), which is what the products over pairs want.
     """
 
+    _memory = Workspace()
+
     def __init__(self, x: torch.Tensor, packed: torch.Tensor, layout: Layout, sight: Sight):
         r, b, n, d = x.shape
+        self._taken: list[torch.Tensor] = []
         h, m = packed.shape[-1], layout.m
         self.sizes, self.layout, self.sight = (r, b, h, n), layout, sight
         matrices = packed[:, : 4 * d * m].view(r, 4, d, m, h)
-        self.w = packed.new_empty(r * h, d, 3 * m)  # never a view: it is scaled
+        self.w = self._own(packed, (r * h, d, 3 * m))
         self.w.view(r, h, d, 3, m).copy_(matrices[:, :3].permute(0, 4, 2, 1, 3))
-        self.o = matrices[:, 3].permute(0, 3, 1, 2).reshape(r * h, d, m).contiguous()
+        self.o = self._own(packed, (r * h, d, m))
+        self.o.view(r, h, d, m).copy_(matrices[:, 3].permute(0, 3, 1, 2))
         self.scale = 1.0 / math.sqrt(m)
         self.w[..., :m] *= self.scale
         self.bo = self._bias(packed, "bo")
         bias = self._biases(packed)
         tokens = self._for_each_head(x)
-        qkv = torch.bmm(tokens, self.w) if bias is None else torch.baddbmm(bias, tokens, self.w)
+        qkv = self._own(x, (r * h, b * n, 3 * m))
+        if bias is None:
+            torch.bmm(tokens, self.w, out=qkv)
+        else:
+            torch.baddbmm(bias, tokens, self.w, out=qkv)
         self.q, self.k, self.v = self._matrices_of(qkv).split(m, dim=-1)
         self.z = self.attention = None
+
+    def _own(self, like: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+        """Memory for as long as this block is there."""
+        self._taken.append(self._memory.take(like, sizes))
+        return self._taken[-1]
+
+    def __del__(self) -> None:
+        while self._taken:
+            self._memory.give(self._taken.pop())
 
     def _bias(self, packed: torch.Tensor, name: str) -> torch.Tensor | None:
         """(r h, 1, length) of one bias, or None."""
@@ -186,7 +204,8 @@ class Block:
     def _side_by_side(self, t: torch.Tensor) -> torch.Tensor:
         """(r h b, N, s) -> (r, b N, h s): the heads become columns, to be summed by a product."""
         r, b, h, n = self.sizes
-        return t.view(r, h, b * n, -1).transpose(1, 2).reshape(r, b * n, -1)
+        sides = self._memory.scratch("side by side", t, (r, b * n, h, t.shape[-1]))
+        return sides.copy_(t.view(r, h, b * n, -1).transpose(1, 2)).flatten(2)
 
     def _groups(self):
         """(slice of r h b, rows, room for their logits, their attention).
@@ -200,8 +219,9 @@ class Block:
             entries = pairs // size
         step = max(1, min(total, pairs // (n**2 * size)))
         height = n if step > 1 else max(1, min(n, entries // n))
-        room = self.q.new_empty(step, height, n)
-        spare = self.q.new_empty(step, height, n) if self.attention is None else None
+        room = self._memory.scratch("logits", self.q, (step, height, n))
+        if self.attention is None:
+            spare = self._memory.scratch("attention", self.q, room.shape)
         hidden, shifts = self.sight.hidden(n, self.q.device), self.sight.shifts
         starts = itertools.product(range(0, total, step), range(0, n, height))
         for start, top in starts:
@@ -228,9 +248,9 @@ class Block:
 
     def attend(self, keep: bool = False) -> None:
         """Compute the heads' attention outputs z (r h b, N, m), and keep matrices if asked."""
-        z = torch.empty_like(self.v, memory_format=torch.contiguous_format)
+        z = self._own(self.v, self.v.shape)
         if keep:
-            self.attention = z.new_empty(len(z), self.sizes[-1], self.sizes[-1])
+            self.attention = self._own(z, (len(z), self.sizes[-1], self.sizes[-1]))
         for group, rows, _, attention in self._groups():
             _bmm(attention, self.v[group], out=z[group, rows])
         self.z = z
@@ -244,9 +264,7 @@ class Block:
     def outputs(self, weights: torch.Tensor) -> torch.Tensor:
         """sum_h w_h (O_h z_h + bO_h), (r, b, N, d)."""
         r, b, h, n = self.sizes
-        weighted = self.o.view(r, h, *self.o.shape[1:]) * weights[..., None, None]
-        z = self._side_by_side(self.z)
-        out = product(z, weighted.mT.reshape(r, z.shape[-1], -1))
+        out = product(self._side_by_side(self.z), self._weighted(self.o, weights))
         if self.bo is not None:
             out += product(weights.unsqueeze(1), self.bo.view(r, h, -1))
         return out.view(r, b, n, -1)
@@ -254,10 +272,10 @@ class Block:
     def pull_back(self, c: torch.Tensor) -> torch.Tensor:
         """(r, b N, 3 h m), the cotangents of q, k, v per unit weight; z too, unless it is there."""
         dz = self._to_outputs(c)
-        dqkv = dz.new_empty(3, *dz.shape)
+        dqkv = self._memory.scratch("pulled back", dz, (3, *dz.shape))
         dq, dk, dv = dqkv
         known = self.z is not None
-        self.z = self.z if known else torch.empty_like(dz)
+        self.z = self.z if known else self._own(dz, dz.shape)
         for group, rows, logits, attention in self._groups():
             if not known:
                 _bmm(attention, self.v[group], out=self.z[group, rows])
@@ -275,28 +293,40 @@ class Block:
 
     def _to_outputs(self, c: torch.Tensor) -> torch.Tensor:
         """(r h b, N, m), the cotangents of z per unit weight."""
-        return self._matrices_of(product(self._for_each_head(c), self.o))
+        c = self._for_each_head(c)
+        out = self._memory.scratch("cotangents of outputs", c, (*c.shape[:2], self.layout.m))
+        return self._matrices_of(product(c, self.o, out))
 
     def _columns(self, dqkv: torch.Tensor) -> torch.Tensor:
         """(3, r h b, N, m) -> (r, b N, 3 h m), those of each head side by side."""
         r, b, h, n = self.sizes
-        return dqkv.view(3, r, h, b * n, -1).permute(1, 3, 2, 0, 4).reshape(r, b * n, -1)
+        columns = self._memory.scratch("columns", dqkv, (r, b * n, h, 3, self.layout.m))
+        columns.copy_(dqkv.view(3, r, h, b * n, -1).permute(1, 3, 2, 0, 4))
+        return columns.flatten(2)
+
+    def _weighted(self, matrices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """w_h M_h^T of matrices (r h, d, s), one below the other: (r, h s, d)."""
+        r, h = self.sizes[0], self.sizes[2]
+        _, d, s = matrices.shape
+        out = self._memory.scratch("weighted", matrices, (r, h, s, d))
+        torch.mul(matrices.view(r, h, d, s).mT, weights[..., None, None], out=out)
+        return out.flatten(1, 2)
 
     def to_tokens(self, dqkv: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """sum_h w_h (Q^T dq + K^T dk + V^T dv), (r, b, N, d)."""
-        r, b, h, n = self.sizes
-        weighted = self.w.view(r, h, *self.w.shape[1:]) * weights[..., None, None]
-        out = product(dqkv, weighted.mT.reshape(r, dqkv.shape[-1], -1))
-        return out.view(r, b, n, -1)
+        r, b, _, n = self.sizes
+        return product(dqkv, self._weighted(self.w, weights)).view(r, b, n, -1)
 
     def add_head_derivatives(self, x, c, dqkv, dpacked, dweights) -> None:
         """Add the derivative of every part to dpacked (r, P, h), of the weights to dweights."""
         r, b, h, n = self.sizes
         d, m = self.layout.d, self.layout.m
         slices = self.layout.slices
-        dw = (x.reshape(r, b * n, d).mT @ dqkv).view(r, d, h, 3, m)
+        dw = self._memory.scratch("derivatives", dqkv, (r, d, dqkv.shape[-1]))
+        dw = torch.bmm(x.reshape(r, b * n, d).mT, dqkv, out=dw).view(r, d, h, 3, m)
         dw[..., 0, :] *= self.scale
-        do = product(c.reshape(r, b * n, d).mT, self._side_by_side(self.z)).view(r, d, h, m)
+        do = self._memory.scratch("derivatives of O", dqkv, (r, d, h * m))
+        do = product(c.reshape(r, b * n, d).mT, self._side_by_side(self.z), do).view(r, d, h, m)
         into = dpacked[:, : 4 * d * m].view(r, 4, d, m, h)
         into[:, :3] += dw.permute(0, 3, 1, 4, 2)
         into[:, 3] += do.transpose(2, 3)
@@ -317,11 +347,11 @@ class Block:
 # One column, of tokens or heads of size 1, is summed in another order where there is one matrix.
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """The products a b of many matrices, of bits that do not depend on how many."""
     a, b = a.contiguous(), b.contiguous()  # nor on views being transposed
     if b.shape[-1] > 1:
-        return torch.bmm(a, b)
+        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
     return torch.bmm(a, torch.nn.functional.pad(b, (0, 1)))[..., :1].contiguous()
 
 
