@@ -162,6 +162,17 @@ def test_resampled_noise_is_that_of_a_chi_square_law():
     assert np.mean(np.diag(noise.covariance)) == pytest.approx((2 / k + 2 / k**2) / 4, rel=0.08)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_degrees_of_freedom_do_not_depend_on_the_unit_of_a_parameter(shared):
+    rng = np.random.default_rng(1)
+    cells = [Cell(L, 1.0, tuple(range(8)), rng.chisquare(4, 8), 0) for L in (4.0, 8.0, 16.0)]
+    noise, row = resample(cells, 200, 0, shared), np.array([1.0, -0.3, 0.2])
+    degrees = noise.degrees(row)
+    assert 1 < degrees < 3 * 7
+    # of what sizes hardly determine, such as a term that is not there, variances are huge
+    assert noise.degrees(2.0**400 * row) == noise.degrees(2.0**-400 * row) == degrees
+
+
 def test_more_seeds_less_noise():
     # (without corrections, which many seeds fit and few leave at zero)
     few, many = (

@@ -54,6 +54,8 @@ class Noise:
         if not (share > 0).any():  # shared draws cancel, to below zero by rounding
             return float(fewest.min())
         share = np.maximum(share, 0.0)
+        # a common factor cancels, and squares of what sizes hardly determine would overflow
+        share = np.ldexp(share, -np.frexp(share.max())[1])
         return float(share.sum() ** 2 / np.sum(share**2 / fewest))
 
     @cached_property
