@@ -1,5 +1,6 @@
 """The door of the card's path; and its tests in Triton's interpreter, in processes of their own."""
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -19,8 +20,8 @@ from ipslimit.model.layers_chosen import make_layers
 
 TESTS = Path(__file__).with_name("card")
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs Triton, which is 1 GB: pip install ipslimit[card], or make test-card",
+    not sizes.installed(),
+    reason=f"needs Triton >= {sizes.OLDEST}, 1 GB: pip install ipslimit[card], or make test-card",
 )
 
 
@@ -35,7 +36,7 @@ def test_the_kernels_are_right_in_the_interpreter(name):
 
 
 def test_the_path_is_chosen_by_sizes_alone(monkeypatch):
-    monkeypatch.setattr(sizes, "_installed", lambda: True)
+    monkeypatch.setattr(sizes, "installed", lambda: True)
     card = (4, 16, 8, 4, 4)
     assert choose(*card, torch.float32, "cuda") == "eager"  # which is faster, no card has told
     monkeypatch.setenv(VARIABLE, "triton")
@@ -50,7 +51,7 @@ def test_the_path_is_chosen_by_sizes_alone(monkeypatch):
 
 
 def test_only_attention_alone_is_swept(monkeypatch):
-    monkeypatch.setattr(sizes, "_installed", lambda: True)
+    monkeypatch.setattr(sizes, "installed", lambda: True)
     monkeypatch.setenv(VARIABLE, "triton")
     monkeypatch.setenv(sizes.INTERPRETER, "1")
     heads, perceptrons = random_heads((2, 2)), random_perceptrons((2, 2))
@@ -65,12 +66,27 @@ def test_it_is_refused_without_triton_and_away_from_a_card(monkeypatch):
     monkeypatch.setenv(VARIABLE, "triton")
     monkeypatch.delenv(sizes.INTERPRETER, raising=False)
     x, heads = torch.ones(1, 2, 3, dtype=torch.float64), random_heads()
-    monkeypatch.setattr(sizes, "_installed", lambda: True)
+    monkeypatch.setattr(sizes, "installed", lambda: True)
     with pytest.raises(ValueError, match="needs tensors on a CUDA device; got cpu"):
         heads.field(x)
     with pytest.raises(ValueError, match="CUDA device"):
         random_perceptrons().field(x)
-    monkeypatch.setattr(sizes, "_installed", lambda: False)
+    monkeypatch.setattr(sizes, "installed", lambda: False)
     for device in ("cpu", "cuda"):
-        with pytest.raises(ValueError, match=r"needs Triton, .* Install ipslimit\[card\]"):
+        with pytest.raises(
+            ValueError, match=r"needs Triton 3.5 or newer, .* Install ipslimit\[card\]"
+        ):
             choose(4, 16, 8, 4, 4, torch.float32, device)
+
+
+def test_a_triton_that_cannot_compile_the_kernels_is_not_there(monkeypatch):
+    found = lambda *versions: [  # noqa: E731
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, v=v: v)
+        or sizes.installed.__wrapped__()
+        for v in versions
+    ]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton")
+    assert found("3.3.0", "3.4.0", "2.1.0") == [False, False, False]
+    assert found("3.5.0", "3.10.1", "4.0", "3.6.0+git1a2b") == [True, True, True, True]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert found("3.9.0") == [False]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ipslimit import Heads
+from ipslimit.card import sizes
 from ipslimit.model.branch import Branch
 from ipslimit.model.heads import BIASES
 from ipslimit.model.sight import Sight
@@ -15,7 +16,7 @@ from ipslimit.solvers.adams import Adams
 from ipslimit.solvers.grid import DepthGrid
 from ipslimit.solvers.scheme import System, UnitSums
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", sizes.OLDEST)
 pytestmark = pytest.mark.slow
 
 B, N = 2, 8

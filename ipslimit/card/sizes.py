@@ -8,6 +8,7 @@ registers: the tables of docs/performance.md say what was compiled of it.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 from typing import NamedTuple
@@ -35,6 +36,8 @@ MOST_GROUPS = 16
 TILE_ROWS, TILE_WARPS, LEAST_DOT = 32, 8, 16
 
 INTERPRETER = "TRITON_INTERPRET"
+# The first Triton whose `tl.dot` takes float64.
+OLDEST = "3.5"
 
 
 class Shape(NamedTuple):
@@ -190,10 +193,10 @@ def require(variable: str, device: object) -> None:
     ------
     ValueError
     """
-    if not _installed():
+    if not installed():
         raise ValueError(
-            f"{variable}=triton needs Triton, which is not installed. Install ipslimit[card], or "
-            "unset the variable."
+            f"{variable}=triton needs Triton {OLDEST} or newer, which is not installed. Install "
+            "ipslimit[card] (torch 2.9 for CUDA brings it), or unset the variable."
         )
     device, interpreted = torch.device(device), os.environ.get(INTERPRETER) == "1"
     if device.type == "cpu" and not interpreted:
@@ -204,5 +207,17 @@ def require(variable: str, device: object) -> None:
 
 
 @functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def installed() -> bool:
+    """Whether there is a Triton that compiles the kernels."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # of another name, as torch's nightly builds'
+        from triton import __version__ as version
+    return numbers(version) >= numbers(OLDEST)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from builders import normal, random_heads, small_atoms, small_problem
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import GridExecutor
 
 from ipslimit import SGD, AdamW, BlockAdamW, Lion, Rebalance, SBOAdamW, by_depth, train_particles
 from ipslimit.card import swept_layers
@@ -99,10 +99,16 @@ def test_a_seed_whose_costate_overflows_keeps_the_layers_before_it(rule, monkeyp
     assert moved[0].tolist() == moved[1].tolist()
 
 
+def launched(monkeypatch):
+    """Names of the kernels, as they are launched."""
+    names, launch = [], GridExecutor.__call__
+    counted = lambda self, *a, **k: names.append(self.fn.__name__) or launch(self, *a, **k)  # noqa: E731
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    return names
+
+
 def test_a_step_is_three_launches(monkeypatch):
-    names, run = [], InterpretedFunction.run
-    counted = lambda self, *a, **k: names.append(self.__name__) or run(self, *a, **k)  # noqa: E731
-    monkeypatch.setattr(InterpretedFunction, "run", counted)
+    names = launched(monkeypatch)
     swept(SweptLayers, heads_of(seeds=1), RULES[2], B=1)
     assert names == ["forward", "backward", "_update"]
 
@@ -133,9 +139,7 @@ def test_the_limit_is_marched_in_a_launch_a_sweep(scheme, monkeypatch):
     grid, B = DepthGrid(edges), 1 if by_adams else 2
     nodes, u = len(grid.nodes), torch.tensor([[0.5, 1.5], [1.0, 1.0]], dtype=dtype)[:B]
     heads = random_heads((nodes,), H=2, m=1, d=2, biases=("bv", "bo"), dtype=dtype)
-    names, run = [], InterpretedFunction.run
-    counted = lambda self, *a, **k: names.append(self.__name__) or run(self, *a, **k)  # noqa: E731
-    monkeypatch.setattr(InterpretedFunction, "run", counted)
+    names = launched(monkeypatch)
 
     def marched():
         cost = {"field": 0, "vjp": 0}
