@@ -7,6 +7,8 @@ import errno
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
@@ -262,21 +264,23 @@ def test_many_damaged_files_are_one_line(folder, caplog):
     assert len(caplog.records) == 1 and len(files(folder)) == len(functions)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def killed_save(folder, moment):
+    """To be called in a process of its own, which does not end."""
+    numba.config.CACHE_DIR = folder
+    write = Path.write_bytes
+    if moment == "before it is whole":
+        Path.write_bytes = lambda path, content: (write(path, content[:999]), os._exit(9))
+    else:
+        os.replace = lambda *names: os._exit(9)
+    compiled_entry()(add)(X, Y)
+
+
 @pytest.mark.parametrize("moment", ["before it is whole", "before it is renamed"])
-def test_a_killed_save_leaves_nothing_wrong(folder, caplog, monkeypatch, moment):
-    Answer(caplog)
-    shutil.rmtree(folder)
-    child = os.fork()
-    if not child:
-        write = Path.write_bytes
-        if moment == "before it is whole":
-            Path.write_bytes = lambda path, content: (write(path, content[:999]), os._exit(9))
-        else:
-            os.replace = lambda *names: os._exit(9)
-        Answer(caplog)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+def test_a_killed_save_leaves_nothing_wrong(folder, caplog, moment):
+    code = "import sys, test_kept_code; test_kept_code.killed_save(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(folder), moment]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=300)
+    assert done.returncode == 9, done.stderr
     (left,) = folder.rglob("*.tmp")
     answer = Answer(caplog)
     assert (answer.value, answer.kept, answer.lines) == (RIGHT, False, [])

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,14 @@ def killed(at, folder, contents):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_every_change_it_never_shows_files_of_two_runs(tmp_path):
     """And the next run, whatever it writes, leaves nothing of the killed one."""
+    # in a process that has no threads, as others do once they have computed: it forks
+    command = [sys.executable, __file__, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_at_every_change(tmp_path):
+    assert "torch" not in sys.modules
     third = {"a.csv": "third a"}
     states, changes = set(), []
     for at in itertools.count(1):
@@ -269,3 +278,7 @@ def test_read_json_refuses_what_it_is_not(content, reason):
 def test_a_missing_folder_is_told(tmp_path):
     with pytest.raises(DamagedFile, match=r"set.sha256 is missing"):
         read_together(tmp_path / "absent", "set")
+
+
+if __name__ == "__main__":
+    kill_at_every_change(Path(sys.argv[1]))
