@@ -226,6 +226,8 @@ def figures(result: dict, folder) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from ipslimit.experiments.plots import look
+
     rows = result["frozen"]
     figure, axes = plt.subplots(
         1, len(rows), figsize=(4.2 * len(rows), 3.8), squeeze=False, layout="constrained"
@@ -234,9 +236,10 @@ def figures(result: dict, folder) -> None:
         for i, name in enumerate(METHODS):
             points = row["points"].get(name)
             if points:
-                style = "o-" if name in OURS[:3] else "s--" if name in OURS else "^:"
+                dashes = "-" if name in OURS[:3] else "--" if name in OURS else ":"
                 xs, ys = [p["seconds"] for p in points], [p["error"] for p in points]
-                ax.loglog(xs, ys, style, color=f"C{i}", label=name, markersize=4, linewidth=1.2)
+                width = {"markersize": 4, "linewidth": 1.2}
+                ax.loglog(xs, ys, ls=dashes, label=name, **look(i, len(METHODS)), **width)
         ax.axhline(AT, color="0.7", linewidth=0.8)
         ax.set_title(f"{row['case']}: " + ("X(1) and P(0)" if row["gradient"] else "X(1)"))
         ax.set_xlabel("seconds")

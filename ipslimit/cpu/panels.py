@@ -5,11 +5,12 @@
 
     add_outer out[i, j] += sum_k left[k, i] right[k, j], where left holds plain numbers
 
-in the order of k. Four columns are done for all rows before the next, so that what they are made
-of stays in the first cache. What `tiles` computes for any size, calls and loops included, takes
-twice as long as the products themselves where a unit is small: here the sums over k are straight
-code, a matrix of four rows stays in registers, and one call takes all tokens. Vectors fill a
-register, see `lanes.register_width`; all of them are dense.
+in the order of k. Four columns, or two where registers are few, are done for all rows before the
+next, so that what they are made of stays in the first cache. What `tiles` computes for any size,
+calls and loops included, takes twice as long as the products themselves where a unit is small: here
+the sums over k are straight code, a matrix of four rows stays in registers if it fits, and one call
+takes all tokens. Vectors fill a register of AVX-512, see `lanes.register_width`; all of them are
+dense.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from .lanes import (
     splat,
     zeros_of_register,
 )
+from .registers import room
 from .tiles import product, rolled_loop, token_product
 
-# Columns of a tile; and by the length of the sums that are written out, its rows.
-_COLUMNS = 4
-_ROWS = {4: 2, 8: 4}
+# Vectors that are in registers at a time; columns of a tile, and by the length of the sums that are
+# written out, its rows.
+_ROOM = room(REGISTER_BYTES)
+_COLUMNS = 4 if _ROOM >= 32 else 2
+_ROWS = {4: 2, 8: 4 if _ROOM >= 32 else 2}
 
 
 def _define(module, element, inner: int, projects: bool):
@@ -82,7 +86,8 @@ def _define(module, element, inner: int, projects: bool):
             offset = builder.add(first, times(row, k))
             return [load(right, offset, c) for c in range(_COLUMNS)]
 
-        kept = [matrix(k) for k in range(inner)] if inner <= 4 else None
+        fits = (inner + tall) * _COLUMNS + 1 <= _ROOM
+        kept = [matrix(k) for k in range(inner)] if fits else None
 
         def block(i, height, first=first, starts=starts, kept=kept, matrix=matrix):
             places = [

@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 
 from ..compilation import inner_loop
 from .lanes import element_address, multiply_add, splat, width_of
+from .registers import tile_shape
 
 
 @contextlib.contextmanager
@@ -167,8 +168,22 @@ def _tile(rows, columns, scalar_left, contiguous):
     return tile
 
 
+def _most(axis):
+    """The rows or columns of a tile that stays in registers, of vectors like one: a constant."""
+
+    @intrinsic
+    def most(typingctx, like):
+        size = tile_shape(like.count * like.dtype.bitwidth // 8)[axis]
+        return types.intp(like), lambda *_: ir.IntType(64)(size)
+
+    return most
+
+
+most_rows, most_columns = _most(0), _most(1)
+
+
 def _product(scalar_left, contiguous):
-    """The compiled product over tiles of 4, 2 and 1 rows and columns."""
+    """The compiled product over tiles of 4, 2 and 1 rows and columns, as far as registers reach."""
     t44, t42, t41, t24, t22, t21, t14, t12, t11 = (
         _tile(rows, columns, scalar_left, contiguous) for rows in (4, 2, 1) for columns in (4, 2, 1)
     )
@@ -178,14 +193,14 @@ def _product(scalar_left, contiguous):
         width = width_of(like)
         i = 0
         while i < rows:
-            tall = 4 if rows - i >= 4 else 2 if rows - i >= 2 else 1
+            tall = min(most_rows(like), 4 if rows - i >= 4 else 2 if rows - i >= 2 else 1)
             x = (left[0] + i * left[1], left[1], left[2])
             j = 0
             while j < columns:
                 o = (out[0] + i * out[1] + j * width, out[1])
                 a = (start[0] + i * start[1] + j * start[2], start[1], start[2])
                 y = (right[0] + j * right[2], right[1], right[2])
-                if columns - j >= 4:
+                if columns - j >= 4 and most_columns(like) >= 4:
                     if tall == 4:
                         t44(s, like, inner, o, a, x, y)
                     elif tall == 2:
@@ -193,7 +208,7 @@ def _product(scalar_left, contiguous):
                     else:
                         t14(s, like, inner, o, a, x, y)
                     j += 4
-                elif columns - j >= 2:
+                elif columns - j >= 2 and most_columns(like) >= 2:
                     if tall == 4:
                         t42(s, like, inner, o, a, x, y)
                     elif tall == 2:

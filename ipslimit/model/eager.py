@@ -146,8 +146,8 @@ class Block:
     _memory = Workspace()
 
     def __init__(self, x: torch.Tensor, packed: torch.Tensor, layout: Layout, sight: Sight):
-        r, b, n, d = x.shape
         self._taken: list[torch.Tensor] = []
+        r, b, n, d = x.shape
         h, m = packed.shape[-1], layout.m
         self.sizes, self.layout, self.sight = (r, b, h, n), layout, sight
         matrices = packed[:, : 4 * d * m].view(r, 4, d, m, h)
