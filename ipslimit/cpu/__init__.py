@@ -5,6 +5,7 @@ To be read in this order, in which each is made of those before it:
     cost        eight units are computed at a time; what a field costs, hence which path is taken
     lanes       a vector of eight numbers, one of each of eight units, and what is done with it
     powers      2^t of such vectors
+    registers   how many of them the processor holds, which decides how products are cut
     tiles       products of small matrices of such vectors, in registers
     sight       what tokens see of each other, at its addresses
     rows        the attention of some rows of tokens, and its transpose
