@@ -26,7 +26,7 @@ def test_sums_and_what_enters_them_stay_in_registers(monkeypatch, machine, shape
     monkeypatch.setattr(registers, "registers", lambda: machine)
     count, size = machine
     for vector, (rows, columns) in shapes.items():
-        assert registers.tile_shape(vector) == (rows, columns)
+        assert registers.tile_sizes(vector) == (rows, columns)
         assert (rows * columns + columns + 1) * max(1, vector // size) <= count
 
 

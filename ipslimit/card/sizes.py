@@ -14,6 +14,7 @@ import os
 from typing import NamedTuple
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ..model.layout import Layout
 from ..model.sight import Sight
@@ -215,9 +216,4 @@ def installed() -> bool:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:  # of another name, as torch's nightly builds'
         from triton import __version__ as version
-    return numbers(version) >= numbers(OLDEST)
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
+    return TorchVersion(version) >= OLDEST

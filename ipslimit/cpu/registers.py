@@ -35,7 +35,7 @@ def room(vector_bytes: int) -> int:
     return count // max(1, vector_bytes // size)
 
 
-def tile_shape(vector_bytes: int) -> tuple[int, int]:
+def tile_sizes(vector_bytes: int) -> tuple[int, int]:
     """Rows and columns of a tile of sums that stays in registers, with a row of what enters it."""
     for rows, columns in _SHAPES[:-1]:
         if rows * columns + columns + 1 <= room(vector_bytes):

@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 
 from ..compilation import inner_loop
 from .lanes import element_address, multiply_add, splat, width_of
-from .registers import tile_shape
+from .registers import tile_sizes
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ def _most(axis):
 
     @intrinsic
     def most(typingctx, like):
-        size = tile_shape(like.count * like.dtype.bitwidth // 8)[axis]
+        size = tile_sizes(like.count * like.dtype.bitwidth // 8)[axis]
         return types.intp(like), lambda *_: ir.IntType(64)(size)
 
     return most

@@ -41,7 +41,7 @@ class Workspace(threading.local):
         count = math.prod(sizes)
         if not _held(like, count):
             return like.new_empty(sizes)
-        free = self._free[count, like.dtype]
+        free = self._free.get((count, like.dtype))
         if not free:
             return _new(like, count).view(sizes)
         self._free_bytes -= count * like.element_size()

@@ -60,8 +60,7 @@ class Noise:
 
     @cached_property
     def _members(self) -> list[np.ndarray]:
-        """The cells of each group."""
-        return [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
+        return _members(self.groups)
 
     @cached_property
     def _blocks(self) -> list[tuple]:
@@ -95,12 +94,16 @@ def resample(
     seeds = np.array([len(cell.seeds) for cell in cells])
     relative = np.array([cell.relative for cell in cells])
     covariance = np.zeros((len(cells), len(cells)))
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
+    for members in _members(groups):
         own = tuple(cells[i] for i in members)
         covariance[np.ix_(members, members)] = _covariance(own, bootstrap, seed)
     factor = np.sqrt(seeds / (seeds - 1))
     return Noise(covariance * np.outer(factor, factor), relative, seeds, groups)
+
+
+def _members(groups: np.ndarray) -> list[np.ndarray]:
+    """The cells of each group."""
+    return [np.flatnonzero(groups == group) for group in np.unique(groups)]
 
 
 @lru_cache(maxsize=1024)
